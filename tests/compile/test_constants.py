@@ -38,6 +38,7 @@ CELLS = (
     Cell("grouped_mlp", "mxfp8", ("debug",)),
     Cell("grouped_mlp", "mxfp8"),
     Cell("layer_norm", "bf16"),
+    Cell("rotary", "bf16"),
     Cell("softmax", "bf16"),
     Cell("cross_entropy", "bf16"),
     Cell("dropout", "bf16"),

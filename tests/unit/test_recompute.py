@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,14 @@ def quantizing(steps: tuple[Step, ...], source: str) -> list[Step]:
     return [s for s in steps if quantizes(s) and s.reads[0] == source]
 
 
-def test_the_modules_with_two_layers_offer_it() -> None:
+def test_modules_offer_it_where_a_gemm_reads_what_an_expression_or_a_norm_gives() -> None:
     offering = {*modules_with(AGAIN, SPECS)}
     dense = {name for name in SPECS.modules if name.startswith("mlp")}
-    assert offering == {*MODULES, *dense} and len(dense) > 1
+    norms = {
+        name for name in SPECS.modules if re.match(r"(rms_|layer_)?norm_(linear|mlp|qkv)", name)
+    }
+    assert offering == {*MODULES, *dense, *norms}
+    assert len(dense) > 1 and len(norms) > 1
 
 
 @every_arch
@@ -251,8 +256,8 @@ def test_nothing_to_make_again(tmp_path: Path, items: tuple[str, ...]) -> None:
     """What GEMMs give is not; the last activation is nothing that the backward reads."""
     found = resolve(layer(tmp_path, items), "cpu", [Cell("toy", "bf16", (AGAIN,))])
     assert [cell.reason for cell in found.unsupported] == [
-        "module 'toy' offers no option 'recompute_activations': no pointwise step gives an"
-        " activation that is saved for the backward"
+        "module 'toy' offers no option 'recompute_activations': neither expression nor norm"
+        " gives an activation that is saved for the backward"
     ]
 
 

@@ -43,6 +43,7 @@ REFERENCE = {
     "dropout": "_dropout.py",
     "norms": "_norms.py",
     "quantized": "_quantize.py",
+    "rotary": "_rotary.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
     "steps": "_steps.py",
@@ -243,7 +244,6 @@ TYPES = {
     Origin.INTEGER_RESULT: "int64_t*",
     Origin.LENGTH: "int64_t",
     Origin.SIZE: "int64_t",
-    Origin.KIND: "NormKind",
     Origin.PITCH: "int64_t",
     Origin.TOKEN_PITCH: "int64_t",
     Origin.ALIGNMENT: "int64_t",
@@ -274,7 +274,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 21
+    assert len(launches()) == 22
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
@@ -284,6 +284,8 @@ def test_launches_are_of_the_structs_of_the_device_code() -> None:
             if field.origin in TYPES and "." not in field.name:
                 found = places[field.name] if launch.assigned else own[position][0]
                 assert found == TYPES[field.origin], (launch.arguments, field)
+            if field.origin is Origin.KIND:  # which enumeration, the field says
+                assert places[field.name] == field.of
 
 
 SCALARS = {
@@ -309,7 +311,7 @@ def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
         for field in told:
             assert places[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
         found |= {step.primitive} if told else set()
-    assert {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad"} <= found
+    assert {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad", "rotary"} <= found
 
 
 def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:

@@ -24,6 +24,7 @@ from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
+from .rotary import ROTARY
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -53,6 +54,7 @@ SHIPPED: tuple[Family, ...] = (
     CROSS_ENTROPY_GRAD,
     DROPOUT,
     DROPOUT_GRAD,
+    ROTARY,
 )
 """Families that come with fusegen."""
 

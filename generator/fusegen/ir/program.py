@@ -9,7 +9,7 @@ from enum import Enum
 from .buffers import Buffer
 from .dtypes import DType
 from .segments import Start, Wait
-from .shapes import Expr
+from .shapes import Expr, symbols
 from .step import Result, Step
 
 
@@ -72,6 +72,7 @@ class Check:
         axis: from the end, for SIZE.
         expr: expected size or, for MULTIPLE, the size itself.
         number: expected rank or divisor.
+        divisor: for MULTIPLE: the size that it is a multiple of; None where that is the number.
         exact: for RANK: False allows more dimensions.
         dtype: expected element type.
         label: how the message calls the dimension or the shape.
@@ -84,9 +85,16 @@ class Check:
     axis: int = 0
     expr: Expr | None = None
     number: int = 0
+    divisor: Expr | None = None
     exact: bool = True
     dtype: DType = DType.IO
     label: str = ""
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Names of the sizes that it reads."""
+        sizes = (size for size in (self.expr, self.divisor) if size is not None)
+        return frozenset().union(*map(symbols, sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class ModuleFacts:
         weight_gradients: a GEMM gives the gradient of a parameter.
         grouped_bias: a grouped GEMM adds a bias.
         halves: an expression reads the halves of a row, as gated activations do.
-        inner_activations: an op of the chain reads what an expression before it gives.
+        inner_activations: an op of the chain reads what an expression or a norm before it gives.
     """
 
     ops: tuple[str, ...]

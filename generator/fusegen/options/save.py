@@ -10,7 +10,7 @@ RECOMPUTE = "recompute_activations"
 def _applies_to(facts: ModuleFacts) -> str | None:
     if facts.inner_activations:
         return None
-    return "no pointwise step gives an activation that is saved for the backward"
+    return "neither expression nor norm gives an activation that is saved for the backward"
 
 
 SAVE = Option(
@@ -18,7 +18,7 @@ SAVE = Option(
     "What a forward saves for its backward",
     (
         Choice("save_activations", "All that the backward reads"),
-        Choice(RECOMPUTE, "The backward makes again what expressions give"),
+        Choice(RECOMPUTE, "The backward makes again what expressions and norms give"),
     ),
     _applies_to,
 )

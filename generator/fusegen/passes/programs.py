@@ -10,7 +10,7 @@ from ..ir.dtypes import DType
 from ..ir.naming import UPDATE_STATE, gradient, need
 from ..ir.program import Argument, Binding, Check, CheckKind, Program, own_type_argument
 from ..ir.quantization import Role
-from ..ir.shapes import Binary, Const, Expr, Operator, Sym, symbols
+from ..ir.shapes import Binary, Const, Expr, Operator, Sym, parse_expr, substitute, symbols
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
 from ..steps import decodes, definition, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
@@ -236,7 +236,7 @@ def program(
         raise NotPossible(f"no argument of the {name} tells the type of {', '.join(sorted(own))}")
     checks = tuple(_checks(draft, arguments, bindings, steps, dims))
     for check in checks:
-        used |= symbols(check.expr) if check.expr is not None else set()
+        used |= check.symbols
     return Program(
         name=name,
         arguments=arguments,
@@ -355,6 +355,8 @@ def _checks(
         yield Check(
             CheckKind.MULTIPLE, first, expr=expr, number=alignment, label=_label(expr, dims)
         )
+    for expr, divisor in _divisible(steps).items():
+        yield Check(CheckKind.MULTIPLE, first, expr=expr, divisor=divisor, label=_label(expr, dims))
 
 
 _BYTES = "the bytes of its parts"
@@ -404,6 +406,16 @@ def _of_rows(step: Step) -> frozenset[str]:
     leading = leading if leading != {*rule} else set()
     leading |= {slot for slot, dims in rule.items() if "/" in dims}
     return frozenset(o.buffer for o in step.outputs if o.slot in leading)
+
+
+def _divisible(steps: tuple[Step, ...]) -> dict[Expr, Expr]:
+    """Sizes that hold others a whole number of times, each once, and those."""
+    found: dict[Expr, Expr] = {}
+    for step in steps:
+        sizes = dict(step.sizes)
+        for size, formula in definition(step.primitive).divisible.items():
+            found[sizes[size]] = substitute(parse_expr(formula), sizes)
+    return found
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:

@@ -1,7 +1,8 @@
 """Activations that the backward makes again instead of the forward saving them.
 
-What a pointwise step gives follows, bit for bit, from what it read.  Where the backward has that
-anyway, because it is an argument or saved for another step, the result itself need not be saved.
+What an expression or a norm gives follows, bit for bit, from what it read.  Where the backward has
+that anyway, because it is an argument or saved for another step, the result itself need not be
+saved.
 """
 
 from __future__ import annotations
@@ -10,37 +11,38 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ir.step import Step
-from ..steps import is_derived, is_printed
+from ..steps import is_recomputed
 from .draft import Draft, NotPossible
 
 
 def recompute_activations(draft: Draft) -> Draft:
-    """Repeat pointwise steps of the forward in the backward, each before its first reader there.
+    """Repeat such steps of the forward in the backward, each before its first reader there.
 
     Liveness then saves what they read in place of what they give, and quantisation makes copies
     of a tensor in the program that makes the tensor.
 
     Raises:
-        NotPossible: the backward reads nothing that pointwise steps could make again.
+        NotPossible: the backward reads nothing that could be made again.
     """
     steps = list(draft.backward)
     for step in _again(draft):
         first = next(i for i, reader in enumerate(steps) if set(step.writes) & set(reader.reads))
         steps.insert(first, step)
     if len(steps) == len(draft.backward):
-        raise NotPossible("no pointwise step gives an activation that is saved for the backward")
+        raise NotPossible(
+            "neither expression nor norm gives an activation that is saved for the backward"
+        )
     return replace(draft, backward=tuple(steps))
 
 
 def _again(draft: Draft) -> Iterator[Step]:
-    """Pointwise steps whose results the backward can have without saving them, last one first."""
+    """Steps whose results the backward can have without saving them, last one first."""
     made = {name for step in draft.backward for name in step.writes}
     wanted = {name for step in draft.backward for name in step.reads} - made
     known = {*draft.arguments, *wanted}
     repeatable = []
     for step in draft.forward:
-        repeatable_kind = is_printed(step) and not is_derived(step)
-        if repeatable_kind and known.issuperset(step.reads):
+        if is_recomputed(step) and known.issuperset(step.reads):
             known.update(step.writes)
             repeatable.append(step)
     wanted -= {*draft.outputs}  # the caller has them, so that saving them costs nothing

@@ -37,7 +37,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         weight_gradients=any(map(_gives_weight_gradient, chain)),
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
-        inner_activations=any(op.pointwise for op in chain[:-1]),
+        inner_activations=any(map(_recomputed, chain[:-1])),
     )
 
 
@@ -127,6 +127,11 @@ def _is_gemm(step: StepSpec) -> bool:
 
 def _quantizes(op: OpSpec) -> bool:
     return any(Trait.QUANTIZES in definition(step.primitive).traits for step in op.forward)
+
+
+def _recomputed(op: OpSpec) -> bool:
+    steps = (definition(step.primitive) for step in op.forward)
+    return bool(op.pointwise) or any(Trait.RECOMPUTED in step.traits for step in steps)
 
 
 def _reads_weight(op: OpSpec) -> bool:

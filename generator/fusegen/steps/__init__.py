@@ -22,6 +22,7 @@ from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
+from .rotary import ROTARY
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -55,6 +56,7 @@ SHIPPED: tuple[StepDef, ...] = (
     CROSS_ENTROPY_GRAD,
     DROPOUT,
     DROPOUT_GRAD,
+    ROTARY,
 )
 """Kinds that come with fusegen."""
 
@@ -128,6 +130,11 @@ def is_derived(step: Step) -> bool:
 def copies_memory(step: Step) -> bool:
     """Whether it needs neither a function of the reference nor a kernel."""
     return has(step, Trait.COPIES_MEMORY)
+
+
+def is_recomputed(step: Step) -> bool:
+    """Whether a backward may run it again instead of the forward saving what it gives."""
+    return has(step, Trait.RECOMPUTED)
 
 
 def observes(step: Step) -> bool:

@@ -20,13 +20,14 @@ class Trait(str, Enum):
 
     GEMM multiplies two operands, and reads quantised copies of them where a recipe says so.
     SUMS_ROWS adds up all rows, or those of each group.  QUANTIZES makes copies of a tensor, DECODES
-    goes back from one to 16 bits.  PRINTED has its math in an expression, from which references
-    and kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
+    goes back from one to 16 bits.  PRINTED has its math in an expression, from which references and
+    kernels are printed; DERIVED, too, and that expression is the derivative of an op's.
     COPIES_MEMORY gives the bytes of its operand, as they were before it changes or in other
     dimensions: PyTorch and CUDA do that themselves, without a function of the reference or a
-    kernel.  OBSERVES leaves numbers for people: no step runs for its sake.  MOVES_STATE moves the
-    state of delayed scaling on, and nothing else.  JOINS does several steps of one kind, none of
-    which waits for another.
+    kernel.  RECOMPUTED gives the same bits again from what it reads, in one pass over memory, so
+    that a backward may run it instead of the forward saving what it gives.  OBSERVES leaves numbers
+    for people: no step runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and
+    nothing else.  JOINS does several steps of one kind, none of which waits for another.
     """
 
     GEMM = "gemm"
@@ -36,6 +37,7 @@ class Trait(str, Enum):
     PRINTED = "printed"
     DERIVED = "derived"
     COPIES_MEMORY = "copies_memory"
+    RECOMPUTED = "recomputed"
     OBSERVES = "observes"
     MOVES_STATE = "moves_state"
     JOINS = "joins"
@@ -102,6 +104,7 @@ class StepDef:
             alone.
         indices: operands that hold numbers of a size's elements, by slot: columns that are looked
             up, such as classes.
+        divisible: sizes that hold another one, or a formula of others, a whole number of times.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
         sums: results that are added up along those dimensions: of shards they are partial sums.
@@ -129,6 +132,7 @@ class StepDef:
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
+    divisible: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None

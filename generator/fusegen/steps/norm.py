@@ -10,7 +10,7 @@ from ..ir.shapes import Const, Expr, Shape, mul, product
 from ..ir.step import Step
 from ..ir.words import AttributeType
 from .copies import Formats, Results, Stored
-from .definition import AttributeDef, Reference, StepDef
+from .definition import AttributeDef, Reference, StepDef, Trait
 from .launch import Field, Launch, Origin, sizes
 
 PARTIALS = "partials"
@@ -100,6 +100,7 @@ NORM = StepDef(
     },
     dtypes=_STATISTICS,
     independent=("T",),
+    traits=frozenset((Trait.RECOMPUTED,)),
     reference=Reference("norms.norm", frozenset(("a", "weight", "bias"))),
     sizes=_SIZES,
     flops=lambda step: _flops(_FLOPS, step),

@@ -27,7 +27,7 @@ def _flops(step: Step) -> Expr:
 
 POINTWISE = StepDef(
     "pointwise",
-    traits=frozenset((Trait.PRINTED,)),
+    traits=frozenset((Trait.PRINTED, Trait.RECOMPUTED)),
     flops=_flops,
     launch=lambda _: LAUNCH,
 )

@@ -257,7 +257,9 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
         case CheckKind.SIZE:
             return f'check_size(kCell, {name}, {check.axis}, {size}, "{check.label}");'
         case CheckKind.MULTIPLE:
-            return f'check_multiple(kCell, "{check.label}", {size}, {check.number}, "{plan.arch}");'
+            part = to_cpp(check.divisor) if check.divisor else ""
+            of = f"{part} > 0 ? {part} : 1" if part else check.number
+            return f'check_multiple(kCell, "{check.label}", {size}, {of}, "{plan.arch}");'
         case CheckKind.CONTIGUOUS:
             return f"check_contiguous(kCell, {name});"
 

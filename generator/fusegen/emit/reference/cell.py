@@ -12,7 +12,7 @@ from ...ir.buffers import JoinedTensor
 from ...ir.plan import ModulePlan
 from ...ir.program import Check, CheckKind, Program
 from ...ir.quantization import Extent
-from ...ir.shapes import symbols, to_code
+from ...ir.shapes import to_code
 from ...ir.step import Result
 from ...options import scopes_of
 from ...steps import definition, is_printed
@@ -212,8 +212,7 @@ def _literal(value: object) -> str:
 
 
 def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProgram:
-    sized = [check for check in program.checks if check.expr is not None]
-    used = {name for check in sized if check.expr for name in symbols(check.expr)}
+    used = {name for check in program.checks for name in check.symbols}
     conditions = named_conditions(program, lambda names: _asking(plan, program, merged, names))
     scoped = tuple(_scoped(plan, program, merged, conditions))
     steps = tuple(text for each in scoped for text in each.steps)
@@ -225,7 +224,7 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         text=program_text(plan, program),
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         check_dims=bind_lines(program, used),
-        size_checks=tuple(_check_line(plan, check) for check in sized),
+        size_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is not None),
         absent=tuple(
             r.buffer
             for r in program.results
@@ -382,6 +381,7 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
         case CheckKind.MULTIPLE:
             assert check.expr is not None
             size = to_code(check.expr)
-            return f'checks.multiple(CELL, "{check.label}", {size}, {check.number}, "{plan.arch}")'
+            of = f"max({to_code(check.divisor)}, 1)" if check.divisor else check.number
+            return f'checks.multiple(CELL, "{check.label}", {size}, {of}, "{plan.arch}")'
         case CheckKind.CONTIGUOUS:
             return f"checks.contiguous(CELL, {name})"

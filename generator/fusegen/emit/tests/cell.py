@@ -139,21 +139,29 @@ class TestContext:
     same_records: str
 
 
+_FEWEST_PARTS = 3
+"""How often a size holds the one that it is a multiple of; the next such size once more."""
+
+
 def sizes_of(plan: ModulePlan) -> dict[str, int]:
     """Small sizes, all different, multiples of 8 that are no multiples of a tile.
 
-    What a step needs more of is rounded up.
+    What a step needs more of is rounded up, and what is to hold another size is made of several.
     """
     widths = chain(_WIDTHS, count(104, 16))
     known = {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
-    units = {str(check.expr): check.number for check in multiples}
+    units = {str(check.expr): check.number for check in multiples if not check.divisor}
 
     def size(symbol: str) -> int:
         unit = units.get(symbol, 1)
         return known.get(symbol) or -(-next(widths) // unit) * unit
 
-    return {dim.symbol: size(dim.symbol) for dim in plan.dims}
+    sizes = {dim.symbol: size(dim.symbol) for dim in plan.dims}
+    for parts, check in enumerate((c for c in plan.forward.checks if c.divisor), _FEWEST_PARTS):
+        if str(check.expr) in sizes and check.divisor:
+            sizes[str(check.expr)] = parts * evaluate(check.divisor, sizes)
+    return sizes
 
 
 def test_context(plan: ModulePlan) -> TestContext:

@@ -1,0 +1,30 @@
+"""Rotary embeddings: pairs of a head's elements, rotated by angles of their row, in plain PyTorch.
+
+All arithmetic is in fp32, and every result is rounded once; float64 stays float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _steps as steps
+
+
+def rotate_forward(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """a [..., N] by the angles whose cosines and sines are [..., P] -> [..., N].
+
+    N is a number of heads, 2 P elements each.  Pair i of a head is its elements 2 i and 2 i + 1
+    where they are interleaved, otherwise i and i + P.
+    """
+    pairs = cos.shape[-1]
+    split = (-1, pairs, 2) if interleaved else (-1, 2, pairs)
+    one, other = steps.wide(a).unflatten(-1, split).unbind(-1 if interleaved else -2)
+    c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    rotated = torch.stack((one * c - other * s, other * c + one * s), -1 if interleaved else -2)
+    return rotated.flatten(-3).to(a.dtype)
+
+
+def rotate_inverse(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """The same by the negative angles: what `rotate_forward` gives goes back, and so do gradients."""
+    return rotate_forward(a, cos, -sin, interleaved=interleaved)
