@@ -12,25 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from .launches import RUN
 from .quantize_harness import ROOT, Buffer, Float, Kernels, Long, Pointer, address, compile_for_cpu
 
-HEADER = """
+HEADER = f"""
 #include "fusegen/dropout/dropout.cuh"
 #include "fusegen/dropout/dropout_grad.cuh"
-
-#define FUSEGEN_RUN(name, Arguments)                                                            \\
-  extern "C" int run_##name(int half, const fusegen::Arguments* in, fusegen::Stream* stream,    \\
-                            const char** call) {                                                \\
-    const fusegen::Status status = half ? fusegen::launch_##name<__half>(*in, *stream)          \\
-                                        : fusegen::launch_##name<__nv_bfloat16>(*in, *stream);  \\
-    *call = status.call;                                                                        \\
-    return status.code;                                                                         \\
-  }
+{RUN}
 FUSEGEN_RUN(dropout, DropoutArguments)
 FUSEGEN_RUN(dropout_grad, DropoutGradArguments)
-extern "C" unsigned kept_bits(long vector, long seed, long offset, unsigned threshold) {
+extern "C" unsigned kept_bits(long vector, long seed, long offset, unsigned threshold) {{
   return fusegen::dropout::kept_bits(vector, seed, offset, threshold);
-}
+}}
 """
 DTYPES = (torch.bfloat16, torch.float16)
 # One vector; fewer than a block has, in rows of several vectors; a block, and one vector more.
