@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e23f625fe6ded951
+# checksum sha256:978ea86a3ec3e707
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "5e2ca2f2b673593d9b4379b83aee87561187af8bdefacdebd1552fb8d0dbbd27"
+DIGEST = "e46365d81dee510d88422ff084d4045a5a11f32cf3f403c8a5b545b9449a4fc6"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cd0da51d3f672892
+# checksum sha256:f6c17793a96758b5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "23ae343af007d617ce784d21c098218f6f746b31525c0e04cebddb541a4f376f"
+DIGEST = "50aa3835f2fcb9c61424a481a1f87bdc7a9f922261ee25e3d38073a371732d2c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

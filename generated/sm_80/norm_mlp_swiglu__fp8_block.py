@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9ef692abf0e64350
+# checksum sha256:6a7b7c0f211fe69d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "4f045d79fe238872615084b12179b979d91fb50e6aa752026a0c774cbfafb9c2"
+DIGEST = "7f52127b7872743673d819a9348b7bb51d85d3229326c26d85fe8289b45cc1d8"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

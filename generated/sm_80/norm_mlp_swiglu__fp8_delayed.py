@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0b68ac438ade9b76
+# checksum sha256:946e9144d28875a5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5a9c488e385839c1e39a194f843304203fcdf3081140a3e57c36866351844335"
+DIGEST = "bbc7051a88a9582378e48f66054bae2dc8d3869671e2836a026c031f04ff7d2c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:804140205c9d7391
+# checksum sha256:56bb21f4dd14d6db
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "7668e926091774d22ede92baee59291dd1eef566d2e4de54779db52ab82656e1"
+DIGEST = "d3a2979062adcf6dec1d777277f025e6e752364378bebc9b36d5afa0f9be528c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e607b18df269d231
+# checksum sha256:f8ea598779ba6592
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "0a1c06ba02292e7806a3571d417985f36abeffc7ce8ac062f72c2c22c613c446"
+DIGEST = "a626086f4daf4a8fbf2688581db01befc1e2a93716a99f9a0392a95cb924eba5"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

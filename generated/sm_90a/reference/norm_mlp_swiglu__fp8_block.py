@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:c13a1a3dd9256399
+# checksum sha256:484d7ec55933cbdd
 """norm_mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -505,7 +505,7 @@ def exact(
 ) -> Tensor:
     """The same without quantisation: what the recipe's error is measured against."""
     # 1. norm rms: x, norm_weight -> n, norm_rstd
-    n, norm_rstd = norms.norm_rms(x, weight=norm_weight, eps=norm_eps, zero_centered_gamma=False)
+    n, _ = norms.norm_rms(x, weight=norm_weight, eps=norm_eps, zero_centered_gamma=False)
     # 2. gemm fprop: n, fc1_weight, fc1_bias -> h
     h = steps.gemm_fprop(n, fc1_weight, add=fc1_bias)
     # 3. pointwise: h -> a  (y = gate * sigmoid(gate) * up)

@@ -26,5 +26,5 @@ def rotate_forward(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
 
 
 def rotate_inverse(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """The same by the negative angles: what `rotate_forward` gives goes back, and so do gradients."""
+    """The same by the negative angles: the inverse of `rotate_forward`, and its gradient."""
     return rotate_forward(a, cos, -sin, interleaved=interleaved)

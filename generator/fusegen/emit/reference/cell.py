@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 
 from ...ir import dtypes
@@ -167,10 +167,11 @@ def _exact_text(plan: ModulePlan) -> ExactText:
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()
+    read = {*plan.exact_outputs, *(name for step in plan.exact for name in step.reads)}
     texts = (
         step_text(plan, plan.forward, step, i, spelled) for i, step in enumerate(plan.exact, 1)
     )
-    steps = tuple(filter(None, texts))
+    steps = tuple(_without_unread(text, read) for text in texts if text)
     return ExactText(
         parameters=(*tensors, *scalars),
         dims=bind_lines(plan.forward, _words(*(step.call for step in steps))),
@@ -178,6 +179,11 @@ def _exact_text(plan: ModulePlan) -> ExactText:
         returned=", ".join(plan.exact_outputs),
         returns=return_annotation("Tensor" for _ in plan.exact_outputs),
     )
+
+
+def _without_unread(text: StepText, read: Collection[str]) -> StepText:
+    """The same without names for what only a backward reads, such as statistics of a norm."""
+    return replace(text, targets=tuple(name if name in read else "_" for name in text.targets))
 
 
 def _constants(plan: ModulePlan) -> Iterator[str]:
