@@ -537,7 +537,9 @@ def joined_otherwise(module: ModulePlan, other: ModulePlan) -> bool:
         for each in (module, other)
     )
     known = {each.name: each for each in other.kernel_sets}
-    return steps == others and all(known.get(k.name, k) == k for k in module.kernel_sets)
+    kernels = all(known.get(each.name, each) == each for each in module.kernel_sets)
+    like = replace(module, directions=other.directions, kernel_sets=other.kernel_sets)
+    return steps == others and kernels and like == other
 
 
 @of_compiled
