@@ -73,10 +73,10 @@ def _groups(steps: Sequence[Step], most: Callable[[Step], int]) -> list[list[int
     """
     groups: list[list[int]] = []
     for index, step in enumerate(steps):
-        room = most(step)
-        if not room:
+        limit = most(step)
+        if not limit:
             continue
-        alike = (each for each in groups if len(each) < room and _alike(steps[each[0]], step))
+        alike = (each for each in groups if len(each) < limit and _alike(steps[each[0]], step))
         group = next((each for each in alike if _may_move(steps, index, each[0])), None)
         if group is None:
             groups.append([index])
