@@ -50,15 +50,20 @@ def test_every_module_with_a_gated_activation_offers_it() -> None:
 
 @every_arch
 @every_module
-@pytest.mark.parametrize("recipe", SPECS.recipes)
-def test_halves_alternate_and_nothing_else_changes(module: str, recipe: str, arch: str) -> None:
+def test_halves_alternate_and_nothing_else_changes(module: str, arch: str) -> None:
+    for recipe in SPECS.recipes:
+        check_halves(module, recipe, arch)
+
+
+def check_halves(module: str, recipe: str, arch: str) -> None:
     plain, alternating = plan_of(module, recipe, arch), plan_of(module, recipe, arch, INTERLEAVED)
     assert len(plain.steps) == len(alternating.steps)
     for one, other in zip(pointwise(plain), pointwise(alternating), strict=True):
         assert [a in HALVES for a in accesses(one)] == [a in ALTERNATING for a in accesses(other)]
         assert one.pointwise and other.pointwise
         assert one.pointwise.cuda == other.pointwise.cuda
-        assert one.pointwise.kernel != other.pointwise.kernel
+        has_halves = not set(HALVES).isdisjoint(accesses(one))
+        assert (one.pointwise.kernel != other.pointwise.kernel) == has_halves
     assert plain.parameters == alternating.parameters
 
 
