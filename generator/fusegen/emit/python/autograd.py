@@ -108,7 +108,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
     conditions = named_conditions(
-        plan.forward, lambda names: (_saved_source(plan, each, names) for each in plan.saved)
+        plan.forward,
+        lambda names: (_saved_source(plan, each, names) for each in plan.saved),
+        saved=plan.saved,
     )
     results = tuple(result.buffer for result in plan.forward.results)
     carried = (*(name for name in read if name not in held), *later_groups, *words)
