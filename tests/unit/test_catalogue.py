@@ -91,7 +91,6 @@ REFUSED = {
     "linear_scale_add": "gemm fprop takes a, b, add, out, not 'accumulate'",
     "linear_add": "gemm dgrad takes a, b, out, not 'accumulate'",
     "linear_scale": "expected one step that computes dx, got 0",
-    "add_rms_norm": "unknown slot 'add'; known: mean, weight",
     "activation_bias_quantize": "expected backward: [{step: pointwise, in: [x], out: [a]}",
     "grouped_mlp_recompute": "a merged step has one direction",
     "linear_activation": "expected one step that computes y, got 0",

@@ -87,6 +87,8 @@ INHERITED = {
     "quantize": ("ranges", "debug"),
     "reglu": IN_GATED,
     "relu": ("ranges",),
+    "residual_layer_norm": ("ranges",),
+    "residual_rms_norm": ("ranges",),
     "rms_norm": ("ranges",),
     "rms_norm_linear": IN_MLPS,
     "rotary": ("ranges",),

@@ -200,7 +200,7 @@ def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -
             "step",
         )
     elif rules is not None:
-        named = [(slot, "in") for slot in signature.slots[: len(step.in_)]]
+        named = [(slot, "in") for slot in signature.slots_of(step.kind)[: len(step.in_)]]
         named += [(slot, "with") for slot in step.with_ if slot in signature.slots]
         for slot, key in named:
             if slot not in rules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..extensions import extended
 from ..steps import BY_NAME
+from .add_norm import ADD_NORM
 from .cross_entropy import CROSS_ENTROPY
 from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
@@ -46,6 +47,7 @@ SHIPPED: tuple[Family, ...] = (
     GROUP_SUM,
     GROUP_ROW_DOT,
     NORM,
+    ADD_NORM,
     NORM_GRAD,
     POINTWISE,
     SOFTMAX,

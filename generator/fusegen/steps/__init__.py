@@ -16,7 +16,7 @@ from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
-from .norm import NORM, NORM_GRAD
+from .norm import ADD_NORM, NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -36,6 +36,7 @@ SHIPPED: tuple[StepDef, ...] = (
     GROUP_SUM,
     GROUP_ROW_DOT,
     NORM,
+    ADD_NORM,
     NORM_GRAD,
     POINTWISE,
     POINTWISE_GRAD,
@@ -145,6 +146,11 @@ def observes(step: Step) -> bool:
 def moves_state(step: Step) -> bool:
     """Whether it moves the state of delayed scaling on, and does nothing else."""
     return has(step, Trait.MOVES_STATE)
+
+
+def commutes(step: Step) -> bool:
+    """Whether its first two operands may change places."""
+    return has(step, Trait.COMMUTES)
 
 
 def reads_decoded(step: Step) -> bool:

@@ -27,7 +27,8 @@ class Trait(str, Enum):
     kernel.  RECOMPUTED gives the same bits again from what it reads, in one pass over memory, so
     that a backward may run it instead of the forward saving what it gives.  OBSERVES leaves numbers
     for people: no step runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and
-    nothing else.  JOINS does several steps of one kind, none of which waits for another.
+    nothing else.  JOINS does several steps of one kind, none of which waits for another.  COMMUTES
+    gives the same bits where its first two operands change places.
     """
 
     GEMM = "gemm"
@@ -41,6 +42,7 @@ class Trait(str, Enum):
     OBSERVES = "observes"
     MOVES_STATE = "moves_state"
     JOINS = "joins"
+    COMMUTES = "commutes"
 
 
 Rule = Mapping[str, str]
@@ -184,6 +186,18 @@ class StepDef:
     def slots(self) -> tuple[str, ...]:
         """Slots of operands in their order, those that may be left out last."""
         return (*self.operands, *self.optional)
+
+    def slots_of(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of operands, those that a variant has first: the order in which specs name them."""
+        return self._first_of(kind, self.slots)
+
+    def results_of(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of results, those that a variant has first."""
+        return self._first_of(kind, self.results)
+
+    def _first_of(self, kind: str | None, slots: tuple[str, ...]) -> tuple[str, ...]:
+        rule = self.shapes.get(kind, {})
+        return tuple(sorted(slots, key=lambda slot: slot not in rule))
 
     @property
     def in_groups(self) -> bool:
