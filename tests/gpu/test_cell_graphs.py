@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -82,4 +83,4 @@ def test_each_replay_of_dropout_draws_another_mask(bundle: ModuleType) -> None:
         assert torch.equal(kept, results["dx"] != 0)
         assert abs(float(kept.float().mean()) - 0.5) < 0.01
         masks.append(kept)
-    assert not any(torch.equal(a, b) for a, b in zip(masks, masks[1:], strict=False))
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(masks))
