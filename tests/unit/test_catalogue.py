@@ -102,7 +102,6 @@ WITHOUT_STEP = {
     "ops/reduce_scatter": "collective",
     "fusions/gather_linear": "gather_gemm",
     "fusions/linear_reduce_scatter": "gemm_scatter",
-    "fusions/norm_quantize": "norm_quantize",
 }
 """What the catalogue has and no step computes, with the kind of step it names."""
 IN_CHAINS = {"reshape"}

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
 from fusegen.ir.naming import Cell, need
 from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
 from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.steps.norm import ADDED, TOTAL
+from fusegen.steps.norm_quantize import STATISTICS
 
 SPECS = load([builtin_specs()])
 ARCHS = ("cpu", "sm_80", "sm_90a")
@@ -49,6 +52,117 @@ def with_module(folder: Path, text: str) -> SpecSet:
     head = "edition: 1\nmodule: toy\nclass: Toy\nsummary: toy\n"
     (folder / "modules" / "toy.yaml").write_text(head + text, encoding="utf-8")
     return load([builtin_specs(), folder])
+
+
+# ---- a norm writes what its consumer reads, quantised
+
+LINEAR = """\
+dims: {{T: tokens, H: hidden, F: wide}}
+inputs: {{x: {{shape: [T..., H], role: input}}}}
+chain:
+  - {{op: {norm}, as: norm, out: n, dims: {{D: H}}}}
+  - {{op: linear, as: fc, dims: {{K: H, N: F}}}}
+"""
+MERGING = ("fp8_block", "fp8_delayed", "mxfp8")
+"""Recipes of which no tensor is read for its amaxes before it is quantised."""
+
+every_gpu = pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+
+
+def merged(program: Program) -> list[Step]:
+    return [step for step in program.steps if step.primitive == "norm_quantize"]
+
+
+@every_gpu
+@every_norm
+@pytest.mark.parametrize("recipe", MERGING)
+def test_a_norm_writes_both_copies(norm: str, recipe: str, arch: str, tmp_path: Path) -> None:
+    specs = with_module(tmp_path, LINEAR.format(norm=norm))
+    plan = plan_of("toy", recipe, arch, specs=specs)
+    (step,) = merged(plan.forward)
+    assert (step.parts[0].kind, step.rule) == (KINDS[norm], "norm_quantize")
+    assert [copy.orientation.value for copy in step.copies] == ["rowwise", "columnwise"]
+    assert {o.slot for o in step.outputs} >= {"rstd", STATISTICS}
+    assert "n" not in step.writes and "n" not in plan.forward.workspace
+    assert f"n_{STATISTICS}" in plan.forward.workspace
+    apart = plan_of("toy", recipe, arch, specs=without(specs, "norm_quantize"))
+    assert not merged(apart.forward)
+    for one, other in zip(plan.unmerged.ops, apart.unmerged.ops, strict=True):
+        assert [part.writes for part in one[1].steps] == [part.writes for part in other[1].steps]
+    assert (plan.saved, plan.states) == (apart.saved, apart.states)
+    assert {step.kernels for step in plan.steps} == {each.name for each in plan.kernel_sets}
+
+
+@pytest.mark.parametrize("recipe", MERGING)
+def test_each_statistic_is_written_under_its_own_flags(recipe: str) -> None:
+    plan = plan_of("layer_norm_linear", recipe, "sm_90a")
+    (step,) = merged(plan.forward)
+    wanted = (need("x"), need("norm_weight"), need("norm_bias"))
+    for name in ("norm_mean", "norm_rstd"):
+        assert step.wanted(name) == wanted
+    assert step.when == step.wanted(f"a_{STATISTICS}") == ()
+
+
+@pytest.mark.parametrize("recipe", MERGING)
+def test_a_norm_that_is_made_again_writes_its_copy_again(recipe: str) -> None:
+    plan = plan_of("norm_mlp", recipe, "sm_90a", "recompute_activations")
+    (forward,), (backward,) = merged(plan.forward), merged(plan.backward)
+    assert [copy.orientation.value for copy in forward.copies] == ["rowwise"]
+    assert [copy.orientation.value for copy in backward.copies] == ["columnwise"]
+    assert backward.rule == "recomputed_norm_quantize"
+    norm, quantize = backward.parts
+    assert {*quantize.when} < {*norm.when} == {*backward.when}
+    context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
+    lines = [step.lines for step in context.programs[1].steps if "norm_quantize" in step.comment]
+    assert "  arguments.quantizes = need_dfc1_weight;" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("bf16", "the forward has no quantize"),
+        ("fp8_current", "recipe 'fp8_current' needs an amax first"),
+        ("fp8_rowwise", "recipe 'fp8_rowwise' needs an amax first"),
+        ("nvfp4", "recipe 'nvfp4' needs an amax first"),
+    ],
+)
+def test_nothing_merges_without_copies_or_where_an_amax_comes_first(
+    recipe: str, reason: str
+) -> None:
+    plan = plan_of("norm_mlp", recipe, "sm_90a")
+    assert not merged(plan.forward)
+    assert {*said(plan, "norm_quantize")} == {reason}
+
+
+def test_every_recipe_merges_or_says_why_not() -> None:
+    others = {"bf16", "fp8_current", "fp8_rowwise", "nvfp4"}
+    assert {*SPECS.recipes} == {*MERGING} | others
+
+
+def test_a_norm_that_others_read_stays(tmp_path: Path) -> None:
+    """The module returns it, another step reads it, or its statistics compare with it."""
+    chain = LINEAR.format(norm="rms_norm")
+    returned = chain.replace("chain:", "outputs: [y, n]\nchain:")
+    plan = plan_of("toy", "mxfp8", "sm_90a", specs=with_module(tmp_path, returned))
+    assert not merged(plan.forward)
+    assert said(plan, "norm_quantize") == ["n is a result of the forward"]
+    plan = plan_of("norm_mlp", "mxfp8", "sm_90a", "high_precision_backward")
+    assert said(plan, "norm_quantize") == [
+        "n is read by fc1: gemm wgrad -> dfc1_weight of the backward, too"
+    ]
+    plan = plan_of("norm_mlp", "mxfp8", "sm_90a", "debug")
+    assert not merged(plan.forward)
+
+
+def test_nothing_merges_without_kernels() -> None:
+    plan = plan_of("norm_mlp", "mxfp8", "cpu")
+    assert said(plan, "norm_quantize") == ["cpu has no kernels"]
+    arch = SPECS.archs["sm_90a"]
+    kept = {name: each for name, each in arch.kernels.items() if name != "norm_quantize"}
+    specs = replace(SPECS, archs={**SPECS.archs, "sm_90a": replace(arch, kernels=kept)})
+    plan = plan_of("norm_mlp", "mxfp8", "sm_90a", specs=specs)
+    (reason,) = said(plan, "norm_quantize")
+    assert reason.startswith("sm_90a has no kernels for norm_quantize of e4m3")
 
 
 # ---- a norm adds the residual that comes before it

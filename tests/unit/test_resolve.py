@@ -115,7 +115,8 @@ def needed_by(plan: ModulePlan, flags: set[str]) -> tuple[set[int], set[str]]:
         step = plan.backward.steps[index]
         if wanted & set(step.writes):
             steps.add(index)
-            wanted |= set(step.reads)
+            asking = {name: set(step.asking(name)) for name in step.reads}
+            wanted |= {name for name, when in asking.items() if not when or when & flags}
     return steps, wanted
 
 

@@ -262,6 +262,16 @@ def members(struct: str) -> list[tuple[str, str]]:
     return re.findall(r"^  ([\w:<>, ]+\*?) (\w+)(?: = [^;]*)?;", body[1], re.MULTILINE)
 
 
+def places(struct: str) -> dict[str, str]:
+    """Type of each field of a struct, and of the structs in it behind a dot, by name."""
+    found = {}
+    for cpp, name in members(struct):
+        found[name] = cpp
+        if cpp.endswith(("Arguments", "Copy", "State")):
+            found |= {f"{name}.{inner}": each for inner, each in places(cpp).items()}
+    return found
+
+
 def launches() -> dict[str, Launch]:
     """Every launch of a plan by its struct."""
     found = {}
@@ -274,18 +284,18 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 23
+    assert len(launches()) == 24
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
             assert own.pop(0)[0] == launch.base.arguments
-        places = {name: kind for kind, name in own}
+        named = places(launch.arguments)
         for position, field in enumerate(launch.fields):
-            if field.origin in TYPES and "." not in field.name:
-                found = places[field.name] if launch.assigned else own[position][0]
+            if field.origin in TYPES:
+                found = named[field.name] if launch.assigned else own[position][0]
                 assert found == TYPES[field.origin], (launch.arguments, field)
             if field.origin is Origin.KIND:  # which enumeration, the field says
-                assert places[field.name] == field.of
+                assert named[field.name] == field.of
 
 
 SCALARS = {
@@ -305,11 +315,11 @@ def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
         if launch is None:
             continue
         types = {attribute.name: attribute.type for attribute in kind.attributes}
-        places = {name: cpp for cpp, name in members(launch.arguments)}
+        named = places(launch.arguments)
         told = [field for field in launch.fields if field.origin is Origin.ATTRIBUTE]
         assert {field.of for field in told} in ({*types}, set())  # others say more than a number
         for field in told:
-            assert places[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
+            assert named[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
         found |= {step.primitive} if told else set()
     assert {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad", "rotary"} <= found
 

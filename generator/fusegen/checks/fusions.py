@@ -140,7 +140,7 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             if step.step not in _REWRITABLE and not _is_printed(step):
                 yield source.problem(
                     f"no {step.step} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(MERGES.values())} alone",
+                    f" takes part in {', '.join(MERGES.values())} alone",
                     "match",
                     section,
                     index,
@@ -209,7 +209,7 @@ def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -
 
 
 def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What is over steps that quantise: an expression and the quantisation of its result as one."""
+    """What is over steps that quantise: a step and the quantisation of its result as one."""
     section = fusion.pass_.value
     if fusion.pass_ is FusionPass.JOINT:
         yield source.problem("a merged step has one direction; say forward or backward", "pass")
@@ -224,7 +224,7 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
         yield source.problem(
             f"expected {_merge_text(parts, section)} or the same of"
             f" {' or '.join(first for first, _ in others)}:"
-            " a merged step replaces an expression and the quantisation of its result",
+            " a merged step replaces a step and the quantisation of its result",
             "match",
             section,
         )

@@ -21,6 +21,7 @@ from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
 from .norm import NORM
 from .norm_grad import NORM_GRAD
+from .norm_quantize import NORM_QUANTIZE
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -49,6 +50,7 @@ SHIPPED: tuple[Family, ...] = (
     NORM,
     ADD_NORM,
     NORM_GRAD,
+    NORM_QUANTIZE,
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,

@@ -200,6 +200,13 @@ class Step:
         """Flags that ask for a result; empty where it is written whenever the step runs."""
         return next((r.when for r in self.output_when if r.buffer == buffer), ())
 
+    def asking(self, buffer: str) -> tuple[str, ...]:
+        """Flags under which an operand is read: by a kernel of several steps, for each of them."""
+        readers = [part.when for part in self.parts if buffer in part.reads]
+        if not readers or () in readers:
+            return self.when
+        return tuple(dict.fromkeys(flag for when in readers for flag in when))
+
     @property
     def updates(self) -> tuple[str, ...]:
         """State that it moves on: changed from what it was, not just written."""

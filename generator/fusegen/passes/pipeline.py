@@ -412,8 +412,8 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "rewrite_copies",
-        "Fusions of steps that make copies apply: an expression and the quantisation of what it"
-        " gives become one step of one kernel.",
+        "Fusions of steps that make copies apply: a step and the quantisation of what it gives"
+        " become one.",
         _rewrite_copies,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),

@@ -17,6 +17,7 @@ from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
 from .norm import ADD_NORM, NORM, NORM_GRAD
+from .norm_quantize import NORM_QUANTIZE
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -51,6 +52,7 @@ SHIPPED: tuple[StepDef, ...] = (
     UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
+    NORM_QUANTIZE,
     SOFTMAX,
     SOFTMAX_GRAD,
     CROSS_ENTROPY,

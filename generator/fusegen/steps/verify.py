@@ -136,8 +136,8 @@ def _order(view: View, _: Buffers) -> Iterator[Fault]:
     """What is read was written before, under every flag that it is read under."""
     there = {name: view.calls(when) for name, when in view.given.items()}
     for step in view.steps:
-        asked = view.calls(step.when)
         for name in step.reads:
+            asked = view.calls(step.asking(name))
             if name not in there:
                 yield view.fault(step, name, "is read, but no step before it writes it")
             elif not asked <= there[name]:

@@ -17,7 +17,6 @@ from ...options import scopes_of
 from ...steps import copies_memory, definition
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
-from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
@@ -120,7 +119,7 @@ def _fields(place: _Place, launch: Launch) -> dict[str, str]:
     values: dict[str, str] = {}
     for field in launch.fields:
         several = _SEVERAL.get(field.origin)
-        values |= several(place, field.of) if several else {field.name: _value(place, field)}
+        values |= several(place, field) if several else {field.name: _value(place, field)}
     return values
 
 
@@ -188,13 +187,20 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
     return to_cpp(buffer.shape.dims[-1])
 
 
-def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
-    """What the parts say, without the tensor between them."""
+def _parts_fields(place: _Place, field: Field) -> dict[str, str]:
+    """What the parts say, without the tensor between them; the first one's below a field."""
     first, second = place.step.parts
-    expression = _pointwise_fields(first, place.reading, without=second.input("a"))
-    fields = {f"expression.{name}": value for name, value in expression.items()}
-    if buffer := place.result(partials):
-        fields[ROW_PARTIALS] = f"floats({writable(buffer, '')})"
+    tensor = second.input("a")
+    if first.pointwise:
+        own = _pointwise_fields(first, place.reading, without=tensor)
+    else:
+        stated = definition(first.primitive).launch
+        assert stated is not None, first
+        left = tuple(each for each in first.outputs if each.buffer != tensor)
+        own = _fields(replace(place, step=replace(first, outputs=left)), stated(first))
+    fields = {f"{field.name}.{name}": value for name, value in own.items()}
+    if buffer := place.result(field.of):
+        fields[field.of] = f"floats({writable(buffer, '')})"
     if second.when != first.when:
         fields["quantizes"] = place.conditions.text(second.when)
     quantized = _quantize_fields(replace(place, step=second))
@@ -391,13 +397,13 @@ _POINTERS = {
     Origin.INTEGER_RESULT: "integers",
 }
 
-_SEVERAL: Mapping[Origin, Callable[[_Place, str], dict[str, str]]] = {
+_SEVERAL: Mapping[Origin, Callable[[_Place, Field], dict[str, str]]] = {
     Origin.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,
     Origin.EACH_PART: lambda at, _: _each_part_fields(at),
-    Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at, slot),
+    Origin.SCALE_STRIDES: lambda at, field: _scale_strides(at, field.of),
     Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
     Origin.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }
