@@ -10,12 +10,14 @@ from ..extensions import extended
 from ..ir.step import Step
 from . import gemm
 from .add import ADD
+from .chunked import CHUNKED
 from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
+from .narrow import NARROW
 from .norm import NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
@@ -57,6 +59,8 @@ SHIPPED: tuple[StepDef, ...] = (
     DROPOUT,
     DROPOUT_GRAD,
     ROTARY,
+    NARROW,
+    CHUNKED,
 )
 """Kinds that come with fusegen."""
 
@@ -150,6 +154,11 @@ def moves_state(step: Step) -> bool:
 def reads_decoded(step: Step) -> bool:
     """Whether it is a GEMM of quantised copies that reads them decoded to 16 bits."""
     return is_gemm(step) and gemm.reads_decoded(step)
+
+
+def rounds(step: Step) -> bool:
+    """Whether it gives its operand in another type, and nothing else."""
+    return has(step, Trait.ROUNDS)
 
 
 def takes(step: Step, slot: str) -> bool:
