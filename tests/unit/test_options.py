@@ -70,6 +70,7 @@ INHERITED = {
     "linear_activation_silu": IN_GEMMS,
     "linear_activation_srelu": IN_GEMMS,
     "linear_activation_swiglu": ("glu_interleave", *IN_GEMMS),
+    "linear_cross_entropy": tuple(name for name in IN_GEMMS if name != "delay_wgrad"),
     "linear_residual": IN_GEMMS,
     "lm_head_loss": IN_GEMMS,
     "make_extra_output": ("ranges",),
