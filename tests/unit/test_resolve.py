@@ -186,6 +186,9 @@ def test_every_argument_is_checked(plan: ModulePlan) -> None:
 def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
     sets = {kernels.name for kernels in plan.kernel_sets}
     steps = [step for _, program in plan.ops for step in program.steps]
+    loops = [step for step in steps if step.chunks]
+    steps = [step for step in steps if step not in loops]
+    steps += [part for loop in loops for part in (*loop.parts, *loop.chunks.adding)]
     named = {step.kernels for step in steps if not copies_memory(step)}
     assert named - {None} == sets
     assert (None in named) == (plan.arch == "cpu" and not plan.is_identity)
