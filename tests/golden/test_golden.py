@@ -159,7 +159,7 @@ def test_the_bytes_depend_on_nothing_but_the_inputs(
     every, some = (contents(made.bundles[0].bundle.parent) for made in (fresh, few))
     assert {
         "cold, elsewhere": differing(every, generated(copy, copy / "a", copy, 1, cache)),
-        "warm": differing(every, generated(ROOT, tmp_path / "b", tmp_path, 2, cache)),
+        "warm": differing(some, generated(ROOT, tmp_path / "b", tmp_path, 2, cache, FEW)),
         "none": differing(some, generated(ROOT, tmp_path / "c", ROOT, 3, unusable, FEW)),
     } == {"cold, elsewhere": set(), "warm": set(), "none": set()}
 

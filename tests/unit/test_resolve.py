@@ -223,7 +223,8 @@ def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
 
 
 def test_plans_are_pure() -> None:
-    for arch, cell in PLACES:
+    places = [(arch, cell) for arch, cell in PLACES if cell.module in plans.stand_for_others()]
+    for arch, cell in places:
         assert resolve_module(SPECS, cell, arch) == plans.plan_of(arch, cell)
 
 

@@ -38,7 +38,8 @@ def cells_of(module: str) -> list[Cell]:
     ]
 
 
-@pytest.mark.parametrize("arch", SPECS.archs)
+# What differs on an architecture is which kernels it lacks: one that has few stands for others.
+@pytest.mark.parametrize("arch", ["cpu", pytest.param("sm_90a", marks=pytest.mark.slow), "sm_80"])
 @pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
 def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str) -> None:
     plan = resolve(SPECS, arch, cells_of(module), derivations(), verify_pass)
