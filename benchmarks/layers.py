@@ -89,7 +89,9 @@ def _ours(package: Any, cell: str, size: Size, operands: Operands) -> Step:
         torch.nn.Parameter(each) for each in (gamma, fc1, fc2)
     )
     leaves = (x, layer.norm.weight, layer.fc1.weight, layer.fc2.weight)
-    return partial(_step, partial(layer, x), Operands(leaves, operands.dy))
+    step = partial(_step, partial(layer, x), Operands(leaves, operands.dy))
+    step()  # delayed scaling has scales of these tensors from the second step on
+    return step
 
 
 def _check(case: str, step: Step, expected: tuple[Tensor, ...], tolerance: float) -> None:

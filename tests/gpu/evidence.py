@@ -26,6 +26,7 @@ from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.spec.op import OpSpec
 from fusegen.steps import STEPS
+from fusegen.steps.pointwise import POINTWISE, POINTWISE_GRAD
 
 PLAIN = "bf16"
 
@@ -61,7 +62,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("add_to_main_grad", "delayed_wgrad", "cached_weights", "recompute_activations"),
     ),
 )
-"""Module, recipes and options of what users combine."""
+"""Module, recipes and options of what users combine, or ask of a module whose programs differ."""
 
 
 def option_words() -> tuple[str, ...]:
@@ -77,7 +78,8 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {kind.name for kind in STEPS if kind.parts}
+    expressions = {POINTWISE.name, POINTWISE_GRAD.name}
+    return kinds >= {kind.name for kind in STEPS if expressions & {*kind.parts}}
 
 
 # ---- cells

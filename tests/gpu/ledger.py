@@ -238,14 +238,17 @@ def record() -> int:
         on, beside = tested["machine"], sanitized["machine"]
         if {**on, "date": ""} != {**beside, "date": ""}:
             raise LedgerError(f"{folder}: tested on {on}, sanitized on {beside}; repeat one there")
-        entries[bundles.key_of(folder)] = {
+        here, key = hash_units(folder), bundles.key_of(folder)
+        known = {unit: entry for unit, entry in entries.get(key, {}).items() if unit in here}
+        entries[key] = known | {
             unit: Entry(
                 hash=value,
                 tests=tested["said"]["tests"],
                 sanitizer=sanitized["said"]["sanitizer"],
                 **on,
             )
-            for unit, value in hash_units(folder).items()
+            for unit, value in here.items()
+            if tested["units"].get(unit) == sanitized["units"].get(unit) == value
         }
         said[folder] = tested["said"]
     if not said:

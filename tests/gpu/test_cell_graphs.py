@@ -18,7 +18,7 @@ from torch import Tensor
 REPLAYS = 3
 
 
-def tests_of(bundle: ModuleType) -> Iterator[tuple[str, Any]]:
+def generated_tests(bundle: ModuleType) -> Iterator[tuple[str, Any]]:
     """Every cell without options that has a gradient, and its generated tests."""
     folder = Path(str(bundle.__file__)).parent
     for path in sorted((folder / "tests").glob("test_*__*.py")):
@@ -46,7 +46,7 @@ def results_of(tests: Any, tensors: dict[str, Tensor | None], dy: Tensor) -> dic
 @pytest.mark.skipif(support.DEVICE == "cpu", reason="the CPU has no graphs")
 def test_replays_follow_new_values(bundle: ModuleType) -> None:
     ran = 0
-    for cell, tests in tests_of(bundle):
+    for cell, tests in generated_tests(bundle):
         tensors = tests.make_inputs(torch.bfloat16, support.DEVICE)
         dy = tests.make_dy(tensors)
         graph, results = capture(lambda: results_of(tests, tensors, dy))  # noqa: B023 - called here

@@ -74,9 +74,8 @@ def test_every_activation_runs_alone_among_gemms_and_merged(
         assert "bf16" in {plan.recipe for plan in plans}, name
 
 
-def test_combinations_are_of_several_options(cells: tuple[Cell, ...]) -> None:
+def test_combinations_are_planned(cells: tuple[Cell, ...]) -> None:
     for module, recipes, words in evidence.TOGETHER:
-        assert len(words) > 1
         for recipe in recipes:
             found = [c for c in cells if (c.module, c.recipe) == (module, recipe)]
             assert any(set(cell.options) == set(words) for cell in found), (module, recipe, words)

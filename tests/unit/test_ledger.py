@@ -389,6 +389,23 @@ def test_what_users_may_write_is_recorded_beside_what_ships(
     assert "sm_90a written: kernels/pointwise_own_forward.cu: stale" in said.err
 
 
+def test_units_that_one_step_saw_otherwise_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    write(committed, {"README.md": "", "fusegen.lock": json.dumps({"files": {}})})
+    before = ledger.load()["sm_90a"]
+    found(monkeypatch, committed, other)
+    write(other, {"csrc/kernels/gemm_a.cu": "int other;\n"})
+    steps.keep("sanitize", other, {"sanitizer": "memcheck clean"})
+    assert ledger.main(["record"]) == 0
+    entries = ledger.load()
+    assert entries["sm_90a evidence"].keys() == (
+        ledger.hash_units(other).keys() - {"kernels/gemm_a.cu"}
+    )
+    assert entries["sm_90a"] != before and entries["sm_90a"].keys() == before.keys()
+
+
 def test_what_a_step_found_on_other_sources_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,9 +420,13 @@ def test_what_a_step_found_on_other_sources_is_refused(
         capsys.readouterr().err
     )
     found(monkeypatch, folder)
-    write(folder, {"csrc/kernels/a.cu": "int other;\n"})
+    seen = {path: path.read_text() for path in (folder / "csrc").rglob("*.c*") if path.is_file()}
+    for path in seen:
+        path.write_text("int other;\n")
     assert ledger.main(["record"]) == 1
     assert "found on other sources than lie here" in capsys.readouterr().err
+    for path, text in seen.items():
+        path.write_text(text)
     found(monkeypatch, folder)
     monkeypatch.setattr(steps, "machine", lambda folder: {**MACHINE, "device": "another"})
     steps.keep("sanitize", folder, {"sanitizer": "memcheck clean"})

@@ -20,7 +20,6 @@ from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.program import Argument, CheckKind, Program
 from fusegen.ir.quantization import Role
 from fusegen.ir.shapes import symbols, to_python
-from fusegen.ir.step import Step
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.paths import builtin_specs
@@ -183,15 +182,13 @@ def test_every_argument_is_checked(plan: ModulePlan) -> None:
             assert (argument.buffer, CheckKind.RANK) in kinds
 
 
-def launched(step: Step) -> tuple[Step, ...]:
-    """The step; of one that loops, its parts, and what adds up in their place."""
-    return (*step.parts, *step.chunks.adding) if step.chunks else (step,)
-
-
 @every_plan
 def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
     sets = {kernels.name for kernels in plan.kernel_sets}
-    steps = [step for _, program in plan.ops for each in program.steps for step in launched(each)]
+    steps = [step for _, program in plan.ops for step in program.steps]
+    loops = [step for step in steps if step.chunks]
+    steps = [step for step in steps if step not in loops]
+    steps += [part for loop in loops for part in (*loop.parts, *loop.chunks.adding)]
     named = {step.kernels for step in steps if not copies_memory(step)}
     assert named - {None} == sets
     assert (None in named) == (plan.arch == "cpu" and not plan.is_identity)

@@ -51,7 +51,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[ModulePlan, ModulePlan]:
 
 
 def test_who_offers_it() -> None:
-    quantising = {"linear", "grouped_linear", "quantize"}
+    quantising = {"linear", "grouped_linear", "quantize", "linear_cross_entropy"}
     offering = {name for name, module in SPECS.modules.items() if quantising & {*module.ops}}
     assert {*OFFERING} == offering and len(offering) > 5
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:da4b9d99da44554c
+# checksum sha256:58e0f234bc719081
 """Tests of linear_cross_entropy__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WANTED = (
     "x",
     "weight",
 )
-TOLERANCES = {"loss": 5e-05, "x": 0.004, "weight": 0.004}
+TOLERANCES = {"loss": 0.01, "x": 0.01, "weight": 0.01}
 STATES = ()
 
 

@@ -316,14 +316,14 @@ def _tolerances(plan: ModulePlan, wanted: list[str]) -> dict[str, float]:
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
-    """A chain rounds between its ops; a single op rounds once, and an fp32 result not at all.
+    """A chain rounds between its steps; one alone rounds once, and an fp32 result not at all.
 
     Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
     whose gradients five contribute.
     """
     own = dict(plan.main_grads).get(name, gradient(name))
     buffer = plan.buffer(name if name in plan.outputs else own)
-    if len(plan.forward.steps) > 1:
+    if len(plan.forward.unmerged.steps) > 1:
         growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
