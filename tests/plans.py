@@ -40,17 +40,14 @@ def plan_of(arch: str, cell: Cell) -> ModulePlan:
 
 
 def offered(archs: Iterable[str], cells: Iterable[Cell]) -> list[Place]:
-    """The cells that may be asked for, sorted, on each architecture."""
-    known = [cell for cell in sorted(set(cells)) if _can_be_asked_for(cell)]
+    """The cells whose options their module and recipe have, sorted, on each architecture."""
+    known = [cell for cell in sorted(set(cells)) if _has_its_options(cell)]
     return [(arch, cell) for arch in archs for cell in known]
 
 
-def _can_be_asked_for(cell: Cell) -> bool:
-    """Whether the module has the options, and the recipe quantises nothing that lies in chunks."""
+def _has_its_options(cell: Cell) -> bool:
     module, recipe = SPECS.modules[cell.module], SPECS.recipes[cell.recipe]
-    in_chunks = any(t.chunk for name in module.ops for t in SPECS.ops[name].internal.values())
-    fits = not (in_chunks and recipe.roles)
-    return fits and refusal(cell.options, module, recipe, SPECS.ops) is None
+    return refusal(cell.options, module, recipe, SPECS.ops) is None
 
 
 Form = tuple[object, ...]

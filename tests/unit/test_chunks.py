@@ -23,6 +23,7 @@ from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import words_of
 from fusegen.steps import is_gemm
 from fusegen.steps.copies import Formats
 from fusegen.steps.verify import faults, views
@@ -298,31 +299,24 @@ def test_each_rule_of_loops_can_refuse(change: Change, says: str) -> None:
 # ---- what is refused
 
 
-REMEDY = (
-    "take a recipe that quantises nothing, such as bf16, for this module; an op that keeps it whole"
-    " says no 'chunk' of 'logits'"
-)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("recipe", [name for name, r in SPECS.recipes.items() if r.roles])
-def test_recipes_that_quantise_chunks_are_refused(recipe: str, arch: str) -> None:
-    words = "rows are there at a time: "
-    for options, what, why in (
-        ((), "the recipe quantises dlogits", "its scales would depend on where rows are cut"),
-        (
-            ("high_precision_backward",),
-            "quantised copies are multiplied for logits",
-            "no kernel reads a part of their rows",
-        ),
-    ):
+def test_recipes_that_quantise_are_refused(recipe: str, arch: str) -> None:
+    """With every choice of what the backward reads."""
+    for options in ((), ("high_precision_backward",), ("dequantized_backward",)):
         (cell,) = resolve(SPECS, arch, [Cell(MODULE, recipe, options)]).unsupported
-        assert cell.reason == f"{what}, of which 2048 {words}{why}; {REMEDY}"
+        assert cell.reason == (
+            f"recipe {recipe!r} quantises what op 'linear_cross_entropy' has a chunk of the rows of"
+            " at a time: scales would depend on where rows are cut, and no kernel reads a part of"
+            " quantised rows; take a recipe that quantises nothing, such as bf16, or an op that"
+            " keeps 'logits' whole"
+        )
 
 
 def test_sums_of_chunks_are_not_rounded_to_16_bits_each() -> None:
-    reason = "weight_main_grad would be rounded to 16 bits once for each chunk of dlogits"
-    with pytest.raises(NotPossible, match=f"{reason}; let it be added to in fp32"):
+    reason = "an op adds up chunks of rows, each of which would be rounded; add in fp32"
+    assert "add_to_16_bit_main_grad" not in words_of(SPECS.modules[MODULE], SPECS.ops)
+    with pytest.raises(NotPossible, match=reason):
         planned("add_to_16_bit_main_grad")
 
 

@@ -31,6 +31,12 @@ def _applies_to(facts: ModuleFacts) -> str | None:
     return None if facts.weight_gradients else "no GEMM gives the gradient of a weight"
 
 
+def _added_once(facts: ModuleFacts) -> str | None:
+    if facts.chunks:
+        return "an op adds up chunks of rows, each of which would be rounded; add in fp32"
+    return None
+
+
 MAIN_GRAD = Option(
     "main_grad",
     "Where GEMMs leave the gradients of weights",
@@ -38,7 +44,11 @@ MAIN_GRAD = Option(
         Choice(MainGrad.RETURNED.value, "The backward returns them, in the type of the weights"),
         Choice(MainGrad.ADD.value, "Added to an fp32 buffer of the caller's"),
         Choice(MainGrad.WRITE.value, "Written to an fp32 buffer of the caller's"),
-        Choice(MainGrad.ADD_16.value, "Added to a caller's buffer of the weights' type"),
+        Choice(
+            MainGrad.ADD_16.value,
+            "Added to a caller's buffer of the weights' type",
+            applies_to=_added_once,
+        ),
         Choice(MainGrad.WRITE_16.value, "Written to a caller's buffer of the weights' type"),
     ),
     _applies_to,

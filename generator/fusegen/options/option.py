@@ -34,11 +34,14 @@ class Choice:
         word: what people write, and what stands in the names of cells.
         summary: one line.
         scope: what every step runs in where it is chosen; None for nothing.
+        applies_to: why a module that has the option cannot have this choice, or None; None in its
+            place where every such module can.
     """
 
     word: str
     summary: str
     scope: Scope | None = None
+    applies_to: Callable[[ModuleFacts], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ..ir.shapes import Expr, Sym
 from ..ir.step import Chunks, Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from ..steps import definition, is_gemm, quantizes
+from ..steps import definition, is_gemm
 from ..steps.chunked import chunk_of, chunked
 from ..steps.narrow import NARROW
 from ..steps.sizes import name_of
@@ -43,9 +43,9 @@ def sum_chunks(draft: Draft) -> Draft:
     A caller's buffer in fp32 is what they add to themselves.
 
     Raises:
-        NotPossible: a step cannot run for a chunk of the rows, or would round every chunk's sum.
+        NotPossible: a step cannot run for a chunk of the rows.
     """
-    for step in sorted((*draft.forward, *draft.backward), key=quantizes, reverse=True):
+    for step in (*draft.forward, *draft.backward):
         tensor = _in_chunks(step, draft.buffers)
         if tensor and (reason := _why_whole(step, tensor, draft.buffers)):
             raise NotPossible(reason)
@@ -62,6 +62,7 @@ def sum_chunks(draft: Draft) -> Draft:
         if total is None:
             yield step
             return
+        assert step.input("accumulate") is None, step  # the option is not offered
         yield replace(step, outputs=(Operand("out", total.name),), mutates=())
         inputs = (Operand("a", total.name),)
         narrow = Step(NARROW.name, None, step.item, inputs, step.outputs, mutates=step.mutates)
@@ -106,20 +107,6 @@ def _why_whole(step: Step, tensor: Buffer, buffers: Buffers) -> str:
     there = f"{tensor.name}, of which {tensor.chunk} rows are there at a time"
     remedy = f"an op that keeps it whole says no 'chunk' of {tensor.name.removeprefix('d')!r}"
     place = f"op {step.item!r}: " if step.item else ""
-    unquantized = "take a recipe that quantises nothing, such as bf16, for this module"
-    if quantizes(step):
-        cut = "its scales would depend on where rows are cut"
-        return f"{place}the recipe quantises {there}: {cut}; {unquantized}; {remedy}"
-    if step.copies:
-        cut = "no kernel reads a part of their rows"
-        return f"{place}quantised copies are multiplied for {there}: {cut}; {unquantized}; {remedy}"
-    if is_gemm(step) and _adds_up(step, tensor, buffers):
-        if step.input("accumulate") and not _is_wide(step.out, buffers):
-            return (
-                f"{place}{step.out} would be rounded to 16 bits once for each chunk of"
-                f" {tensor.name}; let it be added to in fp32"
-            )
-        return ""
     if is_gemm(step) or _by_rows(step, tensor, buffers):
         return ""
     return f"{place}{step.primitive} cannot run for a part of {there}; {remedy}"

@@ -64,6 +64,12 @@ def _refused(option: Option, module: ModuleSpec, facts: ModuleFacts) -> str | No
     return reason
 
 
+def _choice_refused(word: str, facts: ModuleFacts) -> str | None:
+    """Why a module that has an option has not got one of its choices."""
+    choices = (choice for option in OPTIONS for choice in option.choices if choice.word == word)
+    return next((c.applies_to(facts) for c in choices if c.applies_to), None)
+
+
 def options_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[Option, ...]:
     """The options of a module, in the registry's order."""
     facts = module_facts(module, ops)
@@ -72,7 +78,9 @@ def options_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[Option, .
 
 def words_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[str, ...]:
     """The words that cells of a module may be named after, in the registry's order."""
-    return tuple(word for option in options_of(module, ops) for word in option.further)
+    facts = module_facts(module, ops)
+    words = (word for option in options_of(module, ops) for word in option.further)
+    return tuple(word for word in words if _choice_refused(word, facts) is None)
 
 
 def not_offered(word: str, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str | None:
@@ -81,7 +89,8 @@ def not_offered(word: str, module: ModuleSpec, ops: Mapping[str, OpSpec]) -> str
     if option is None:
         words = [known for each in options_of(module, ops) for known in each.words]
         return f"module {module.name!r} offers no option {word!r}{did_you_mean(word, words)}"
-    reason = refused(option, module, ops)
+    facts = module_facts(module, ops)
+    reason = _refused(option, module, facts) or _choice_refused(word, facts)
     return reason and f"module {module.name!r} offers no option {word!r}: {reason}"
 
 
@@ -108,8 +117,22 @@ def refusal(
         *(f"{word!r} is what a cell has without a word for it; leave it out" for word in defaults),
         *(option.applies_under(facts) for option in chosen),
         excluded(words),
+        *(_chunks_refused(ops[name], recipe) for name in module.ops if name in ops),
     ]
     return next((reason for reason in reasons if reason), None)
+
+
+def _chunks_refused(op: OpSpec, recipe: RecipeSpec) -> str | None:
+    """Why an op that has a chunk of a tensor's rows at a time cannot be under a recipe."""
+    tensor = next((name for name, spec in op.internal.items() if spec.chunk), None)
+    if tensor is None or not recipe.roles:
+        return None
+    return (
+        f"recipe {recipe.name!r} quantises what op {op.name!r} has a chunk of the rows of at a"
+        " time: scales would depend on where rows are cut, and no kernel reads a part of quantised"
+        " rows; take a recipe that quantises nothing, such as bf16, or an op that keeps"
+        f" {tensor!r} whole"
+    )
 
 
 def choices_of(
