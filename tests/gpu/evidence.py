@@ -35,6 +35,9 @@ PREFERRED = ("grouped_linear", "swiglu", "grouped_mlp")
 TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("linear", ("bf16", "fp8_delayed", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
     ("grouped_linear", ("bf16", "fp8_delayed", "mxfp8"), ("add_to_main_grad", "delayed_wgrad")),
+    ("linear_cross_entropy", ("bf16",), ("add_to_main_grad",)),
+    ("linear_cross_entropy", ("bf16",), ("write_main_grad",)),
+    ("linear_cross_entropy", ("bf16",), ("write_16_bit_main_grad",)),
     ("grouped_mlp", ("bf16", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
     ("grouped_mlp", ("bf16", "fp8_delayed"), ("add_to_main_grad", "recompute_activations")),
     ("grouped_mlp", ("bf16", "fp8_block"), ("write_main_grad", "delayed_wgrad")),

@@ -47,6 +47,7 @@ REFERENCE = {
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
     "steps": "_steps.py",
+    "sums": "_sums.py",
 }
 """Files of the reference by the names under which others import them."""
 COPIES = re.compile(r"(.+)_(scale|amax)|amax_history|scale|rng_state|like")
@@ -104,7 +105,8 @@ def named(of: str) -> pytest.MarkDecorator:
 @named("kind")
 def test_the_reference_has_it_or_needs_no_function(kind: StepDef) -> None:
     alone = kind.traits & {Trait.PRINTED, Trait.COPIES_MEMORY}
-    assert sum((bool(alone), bool(kind.parts), kind.reference is not None)) == 1
+    merged = kind.parts or Trait.LOOPS in kind.traits
+    assert sum((bool(alone), bool(merged), kind.reference is not None)) == 1
     for name in names(kind) if kind.reference else ():
         assert name in functions()
 
@@ -144,7 +146,7 @@ def test_what_it_declares_is_in_a_rule(kind: StepDef) -> None:
 @named("kind")
 def test_kernels_of_sm_90a_implement_it_or_none_is_needed(kind: StepDef) -> None:
     implemented = {name for f in SPECS.archs["sm_90a"].kernels.values() for name in f.implements}
-    needs_none = Trait.COPIES_MEMORY in kind.traits
+    needs_none = bool(kind.traits & {Trait.COPIES_MEMORY, Trait.LOOPS})
     assert (kind.name in implemented) != needs_none
     assert (kind.launch is None) == needs_none
 
@@ -158,7 +160,9 @@ def test_some_plan_has_it(kind: StepDef) -> None:
 def test_parts_are_kinds(kind: StepDef) -> None:
     assert {*kind.parts} <= {*BY_NAME}
     for _, step in steps():
-        if step.primitive == kind.name:
+        if step.primitive == kind.name and Trait.LOOPS in kind.traits:
+            assert all(definition(part.primitive).launch for part in step.parts)
+        elif step.primitive == kind.name:
             repeated = len(step.parts) if Trait.JOINS in kind.traits else 1
             assert tuple(part.primitive for part in step.parts) == kind.parts * repeated
 
@@ -223,6 +227,8 @@ def test_rules_of_copies_say_all_results_of_every_plan() -> None:
             formats = Formats(dict(plan.quantizations), plan.layout)
             stored = kind.infer(step, {each.name: each for each in plan.buffers}, formats)
             own = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+            if step.chunks:  # what parts give they say themselves
+                own |= {name for part in step.parts for name in part.writes}
             slots = {operand.slot for operand in step.outputs if operand.buffer not in own}
             assert slots <= stored.keys(), (plan.cell, step.primitive)
     assert found == {kind.name for kind in STEPS if kind.infer}

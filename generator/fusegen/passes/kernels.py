@@ -223,8 +223,6 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
         return Store.IO
     if step.input("add_scales"):
         return Store.SCALED_BIAS
-    if not step.mutates:
-        return Store.IO
     narrow = buffers[step.out].dtype is DType.IO
     if step.input("accumulate"):
         return Store.ADD_IO if narrow else Store.ADD

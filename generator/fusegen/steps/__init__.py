@@ -10,12 +10,14 @@ from ..extensions import extended
 from ..ir.step import Step
 from . import gemm
 from .add import ADD
+from .chunked import CHUNKED
 from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .group_row_dot import GROUP_ROW_DOT
+from .narrow import NARROW
 from .norm import ADD_NORM, NORM, NORM_GRAD
 from .norm_quantize import NORM_QUANTIZE
 from .pointwise import POINTWISE, POINTWISE_GRAD
@@ -60,6 +62,8 @@ SHIPPED: tuple[StepDef, ...] = (
     DROPOUT,
     DROPOUT_GRAD,
     ROTARY,
+    NARROW,
+    CHUNKED,
 )
 """Kinds that come with fusegen."""
 
@@ -158,6 +162,11 @@ def commutes(step: Step) -> bool:
 def reads_decoded(step: Step) -> bool:
     """Whether it is a GEMM of quantised copies that reads them decoded to 16 bits."""
     return is_gemm(step) and gemm.reads_decoded(step)
+
+
+def rounds(step: Step) -> bool:
+    """Whether it gives its operand in another type, and nothing else."""
+    return has(step, Trait.ROUNDS)
 
 
 def takes(step: Step, slot: str) -> bool:
