@@ -184,6 +184,31 @@ def test_other_steps_stand_around_a_loop(tmp_path: Path) -> None:
         assert found.index("chunked") < found.index("norm_grad rms")
 
 
+def test_every_head_has_a_loop_of_its_own(tmp_path: Path) -> None:
+    """Two of one x: neither waits for the other, and gradients of x are added up behind them."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "heads.yaml").write_text(
+        "edition: 1\nmodule: heads\nclass: Heads\nsummary: two heads\n"
+        "dims: {T: tokens, H: hidden, V: vocabulary}\n"
+        "inputs: {x: {shape: [T, H]}, targets: {shape: [T], dtype: int64, differentiable: false}}\n"
+        "chain:\n"
+        "  - {op: linear_cross_entropy, as: near, out: first_loss}\n"
+        "  - {op: linear_cross_entropy, as: far, out: second_loss, with: {x: x}}\n"
+        "outputs: [first_loss, second_loss]\n",
+        encoding="utf-8",
+    )
+    specs = load([builtin_specs(), tmp_path])
+    plan = resolve_module(specs, Cell("heads", "bf16"), HOPPER, observe=verify_pass)
+    assert [(step.item, words(step)) for step in plan.forward.steps] == [
+        ("near", "chunked"),
+        ("far", "chunked"),
+    ]
+    found = [(step.item, words(step)) for step in plan.backward.steps]
+    assert sorted(found)[:2] == [("far", "chunked"), ("far", "narrow")]
+    assert found[-1][1] == "add"
+    assert plan.backward.workspace.count("near_logits_chunk") == 1
+
+
 # ---- rules
 
 
@@ -314,6 +339,43 @@ BIAS = (
         "b: x, out: dweight}\n  - {step: column_sum, a: dlogits, out: dbias}\n",
     ),
 )
+
+
+def behind_a_linear_layer(folder: Path, chunk: int) -> SpecSet:
+    """A head behind another linear layer, whose result is there in chunks, too."""
+    first = "  - {step: gemm, kind: fprop, a: x, b: inner, out: h}\n"
+    return changed(
+        folder,
+        ("  weight: {", "  inner: {shape: [H, H], role: weight, init: zeros}\n  weight: {"),
+        ("internal:\n", f"internal:\n  h: {{shape: [T, H], chunk: {chunk}}}\n"),
+        (FPROP, first + FPROP.replace("a: x", "a: h")),
+        ("a: dlogits, b: weight, out: dx}\n", "a: dlogits, b: weight, out: dh}\n"),
+        (
+            "a: dlogits, b: x, out: dweight}\n",
+            "a: dlogits, b: h, out: dweight}\n"
+            "  - {step: gemm, kind: dgrad, a: dh, b: inner, out: dx}\n"
+            "  - {step: gemm, kind: wgrad, a: dh, b: x, out: dinner}\n",
+        ),
+    )
+
+
+def test_a_loop_has_as_many_steps_and_sums_as_hand_on_chunks(tmp_path: Path) -> None:
+    specs = behind_a_linear_layer(tmp_path, 2048)
+    backward = resolve_module(specs, Cell("toy", "bf16"), HOPPER, observe=verify_pass).backward
+    step = loop(backward)
+    assert [part.kind for part in step.parts if is_gemm(part)] == [
+        *("fprop", "fprop", "dgrad", "wgrad", "dgrad", "wgrad")
+    ]
+    assert step.chunks is not None
+    assert [each.out for each in step.chunks.adding] == ["dweight_sum", "dinner_sum"]
+    assert {*dict(step.chunks.memory).values()} == {"h_chunk", "logits_chunk", "dh_chunk"}
+    assert [words(each) for each in backward.steps] == ["chunked", "narrow", "narrow"]
+
+
+def test_chunks_of_one_loop_have_the_same_rows(tmp_path: Path) -> None:
+    specs = behind_a_linear_layer(tmp_path, 128)
+    with pytest.raises(NotPossible, match="cannot be the chunks of one loop; let them be the same"):
+        resolve_module(specs, Cell("toy", "bf16"), HOPPER)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
