@@ -67,7 +67,7 @@ class Norm:
 
     def merged(self, step: _Step, config: int, *, asked: bool, quantizes: bool = True) -> None:
         """Runs the one step, and checks the statistics that it leaves where they are asked for."""
-        found, scratch = self.results(), Buffer(8 * self.rows, "cpu")
+        found, scratch = self.results(), Buffer(4 * (2 * self.rows + self.rows // 128 + 1), "cpu")
         merged = _Merged(self.arguments(found if asked else None), step, None, quantizes)
         merged.statistics = scratch.pointer()
         merged.step.quantize.input = None

@@ -35,6 +35,7 @@ _DEVICE_ONLY = [
     "test_large.py",
     "test_main_grad.py",
     "test_memory.py",
+    "test_norm_quantize.py",
     "test_quantized_device.py",
     "test_training.py",
 ]

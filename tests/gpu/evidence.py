@@ -26,7 +26,8 @@ from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.spec.op import OpSpec
 from fusegen.steps import STEPS
-from fusegen.steps.pointwise import POINTWISE, POINTWISE_GRAD
+from fusegen.steps.definition import Trait
+from fusegen.steps.norm_quantize import NORM_QUANTIZE
 
 PLAIN = "bf16"
 
@@ -49,6 +50,8 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     ("grouped_mlp", ("fp8_block",), ("cached_weights", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_block", "nvfp4"), ("quantized_weights", "add_to_main_grad")),
+    ("norm_mlp", ("fp8_delayed", "fp8_block"), ("add_to_main_grad", "recompute_activations")),
+    ("layer_norm_mlp", ("mxfp8",), ("add_to_main_grad", "recompute_activations")),
     ("grouped_mlp", ("fp8_delayed",), ("reduced_amax", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_delayed",), ("reduced_amax", "recompute_activations")),
     ("grouped_mlp", ("bf16", "fp8_block", "mxfp8"), ("interleaved_32", "scaled_bias")),
@@ -77,9 +80,13 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
 
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
-    kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    expressions = {POINTWISE.name, POINTWISE_GRAD.name}
-    return kinds >= {kind.name for kind in STEPS if expressions & {*kind.parts}}
+    printed = {kind.name for kind in STEPS if Trait.PRINTED in kind.traits}
+    return kinds_of(plan) >= {kind.name for kind in STEPS if printed.intersection(kind.parts)}
+
+
+def kinds_of(plan: ModulePlan) -> set[str]:
+    """What the steps of a plan do."""
+    return {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
 
 
 # ---- cells
@@ -95,7 +102,12 @@ def cells(specs: SpecSet, arch: str) -> tuple[Cell, ...]:
         LedgerError: an option that no recipe can be generated with, an activation that no module
             has, or a combination that cannot be made.
     """
-    found = {*_alone(specs, arch), *_together(specs, arch), *_activated(specs, arch)}
+    found = {
+        *_alone(specs, arch),
+        *_together(specs, arch),
+        *_activated(specs, arch),
+        *_normed(specs, arch),
+    }
     return tuple(sorted(found))
 
 
@@ -135,6 +147,18 @@ def _activated(specs: SpecSet, arch: str) -> Iterator[Cell]:
         for recipe in specs.recipes:
             plan = further.plan_of(specs, arch, cell := Cell(module, recipe))
             if plan is not None and (recipe == PLAIN or merges(plan)):
+                yield cell
+
+
+def _normed(specs: SpecSet, arch: str) -> Iterator[Cell]:
+    """Every norm before a linear layer, where it merges with quantisation."""
+    for name, module in specs.modules.items():
+        ops = [item.op for item in chain_of(module)]
+        if len(ops) != 2 or ops[1] != "linear":
+            continue
+        for recipe in specs.recipes:
+            plan = further.plan_of(specs, arch, cell := Cell(name, recipe))
+            if plan is not None and NORM_QUANTIZE.name in kinds_of(plan):
                 yield cell
 
 

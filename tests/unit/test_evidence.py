@@ -67,11 +67,22 @@ def test_every_activation_runs_alone_among_gemms_and_merged(
             cell for cell in cells if any(i.op == name for i in specs.modules[cell.module].chain)
         ]
         if name in NOT_IN_EXPERTS:
-            assert not chains
+            assert name not in evidence.expert_mlps(specs)
             continue
         plans = [resolve_module(specs, cell, ARCH) for cell in chains if not cell.options]
         assert {plan.recipe for plan in plans if evidence.merges(plan)} >= {"fp8_block", "mxfp8"}
         assert "bf16" in {plan.recipe for plan in plans}, name
+
+
+def test_norms_merge_with_quantisation_in_both_programs(
+    specs: SpecSet, cells: tuple[Cell, ...]
+) -> None:
+    for module in ("rms_norm_linear", "layer_norm_linear"):
+        found = {cell.recipe for cell in cells if cell.module == module}
+        assert found >= {"fp8_block", "fp8_delayed", "mxfp8"}
+    plans = [resolve_module(specs, c, ARCH) for c in cells if c.module.endswith("norm_mlp")]
+    rules = {step.rule for plan in plans for step in plan.backward.steps}
+    assert {"recomputed_norm_quantize", "add_rms_norm", "add_layer_norm"} <= rules
 
 
 def test_combinations_are_planned(cells: tuple[Cell, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fusegen.ir.program import Program
 from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
-from fusegen.publish.paths import builtin_specs
+from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.load import SpecSet
 from fusegen.steps.norm import ADDED, TOTAL
 from fusegen.steps.norm_quantize import STATISTICS
@@ -152,6 +153,16 @@ def test_a_norm_that_others_read_stays(tmp_path: Path) -> None:
     ]
     plan = plan_of("norm_mlp", "mxfp8", "sm_90a", "debug")
     assert not merged(plan.forward)
+
+
+def test_words_of_bands_are_those_that_the_kernel_counts_in() -> None:
+    """Two statistics for each row, and a word for each tile of rows that a copy can have."""
+    room = builtin_templates() / "static" / "csrc" / "fusegen" / "quantize"
+    text = (room / "places.cuh").read_text(encoding="utf-8")
+    (tile,) = re.findall(r"kTileRows = (\d+);", text)
+    plan = plan_of("rms_norm_linear", "mxfp8", "sm_90a")
+    (words,) = plan.buffer(f"a_{STATISTICS}").shape.dims
+    assert str(words) == f"2 * T + (T // {tile} + 1)"
 
 
 def test_nothing_merges_without_kernels() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.shapes import Const, Expr, Shape, product
+from ..ir.shapes import Const, Expr, Shape, add, floordiv, mul, product
 from ..ir.step import Step
 from . import quantize
 from .copies import Formats, Results, Stored
@@ -15,9 +15,10 @@ from .launch import Field, Launch, Origin
 from .norm import NORM
 
 STATISTICS = "statistics"
-"""Slot of mean and rstd of every row, which the tiles of a row share."""
+"""Slot of mean and rstd of every row, which tiles share, and of how many of a band are there."""
 
 _OF_ROWS = ("mean", "rstd")
+_BAND = 128  # rows of a tile: tiles beside each other wait for the statistics of them
 
 
 def _rows(step: Step, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
@@ -25,10 +26,11 @@ def _rows(step: Step, buffers: Mapping[str, Buffer]) -> tuple[Expr, ...]:
 
 
 def _scratch(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
-    """Two numbers for each row, whether or not the backward wants them, too: ``[2, T]``."""
+    """Two numbers for each row, whether or not the backward wants them, and a word for a band."""
     del formats
-    shape = Shape(None, (Const(len(_OF_ROWS)), product(_rows(step, buffers))))
-    return {STATISTICS: Stored(DType.FLOAT32, shape)}
+    rows = product(_rows(step, buffers))
+    words = add(mul(Const(len(_OF_ROWS)), rows), add(floordiv(rows, _BAND), Const(1)))
+    return {STATISTICS: Stored(DType.FLOAT32, Shape(None, (words,)))}
 
 
 def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:

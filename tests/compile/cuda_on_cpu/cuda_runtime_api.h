@@ -277,6 +277,12 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   }
   return result;
 }
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  *at += value;
+  return before;
+}
 inline unsigned atomicMax(unsigned* at, unsigned value) {
   const unsigned before = *at;
   if (value > before) *at = value;
