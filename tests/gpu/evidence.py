@@ -22,10 +22,10 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
 from fusegen.spec.cells import with_options
 from fusegen.spec.chains import chain_of
+from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.spec.op import OpSpec
-from fusegen.steps import STEPS
 
 PLAIN = "bf16"
 
@@ -74,7 +74,7 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {kind.name for kind in STEPS if kind.parts}
+    return kinds >= {kind for parts, kind in MERGES.items() if "quantize" in parts}
 
 
 # ---- cells

@@ -15,6 +15,7 @@ from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
+from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
 from .group_row_dot import GROUP_ROW_DOT
 from .norm import NORM, NORM_GRAD
 from .pointwise import POINTWISE, POINTWISE_GRAD
@@ -50,6 +51,8 @@ SHIPPED: tuple[StepDef, ...] = (
     UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
+    GEMM_POINTWISE,
+    GROUPED_GEMM_POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
@@ -110,6 +113,11 @@ def sums_rows(step: Step) -> bool:
 def quantizes(step: Step) -> bool:
     """Whether it makes quantised copies, and nothing else."""
     return has(step, Trait.QUANTIZES)
+
+
+def makes_copies(step: Step) -> bool:
+    """Whether it makes quantised copies, of what another part of it gives, too."""
+    return quantizes(step) or any(map(makes_copies, step.parts))
 
 
 def decodes(step: Step) -> bool:

@@ -25,6 +25,7 @@ PLAIN = Launch(
         *sizes("tokens", "groups", "n", "k"),
         MULTIPROCESSORS,
         Field("row_scales", Origin.FLOAT_OPERAND, "add_scales", optional=True),
+        Field("", Origin.EPILOGUE),
     ),
 )
 OF_COPIES = Launch(
