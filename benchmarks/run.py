@@ -37,6 +37,7 @@ GPU = {
     "softmax": ("softmax", "softmax"),
     "mlp": ("mlp", "mlp"),
     "model": ("model", "model"),
+    "layers": ("layers", "layers"),
     "mma": ("mma", "mma"),
     "revisions": ("revisions", "revisions"),
     "kernels_gemm_fp8_bench": ("kernels.run", "gemm_fp8_bench"),
@@ -55,6 +56,7 @@ QUICK = (
     "norms",
     "mlp",
     "model",
+    "layers",
     "revisions",
     "kernels_gemm_fp8_bench",
 )

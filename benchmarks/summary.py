@@ -26,6 +26,7 @@ TITLES = {
     "main_grad": "Weights' gradients added to main_grad",
     "mlp": "The expert MLP, forward and backward",
     "model": "A training step of a model",
+    "layers": "Dense layers",
     "pointwise": "Activations",
     "norms": "Norms of rows",
     "softmax": "Softmax and cross entropy",
@@ -57,6 +58,10 @@ NOTES = {
         "replayed as one CUDA graph on tokens that change. All but the experts is PyTorch's, and "
         "the same for all; `torch compiled` has torch's grouped GEMMs in bf16 for experts. The "
         "peak is above weights, optimizer and recipe state."
+    ),
+    "layers": (
+        "Norm, linear, SwiGLU, linear and residual, forward and backward, tokens x hidden x "
+        "intermediate. A recipe quantises weights, too."
     ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
     "norms": (

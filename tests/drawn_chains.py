@@ -13,10 +13,13 @@ _SAME_WIDTH = ("silu", "gelu", "relu", "srelu", "residual", "soft_sign")
 _AROUND = ("add_extra_input", "constant_scale", "identity", "make_extra_output")
 """What stands around GEMMs and activations."""
 _AROUND_DENSE = (*_AROUND, "bias", "reshape")
+_OF_ROWS = ("rms_norm", "layer_norm", "l2_normalization", "softmax", "dropout")
+"""What reads whole rows, or numbers of its own for each element."""
 _ADDED = {"residual": "residual", "add_extra_input": "extra"}
 """Ops that add a tensor of the chain, and what they call it."""
 _HALF_WIDTH = ("swiglu", "geglu")
 _SCALED = {"H": "scaled_srelu", "2 * H": "scaled_swiglu"}
+_DRAWN = "{shape: [2], dtype: int64, differentiable: false, drawn: true}"
 
 
 @dataclass
@@ -79,6 +82,7 @@ class _Chain:
     def _op(self, width: str) -> tuple[str, str, str]:
         """An op that reads such a width first, the width of its result, and its dimensions."""
         kinds = ["linear", "linear", "same", "around"]
+        kinds += [] if self.grouped else ["rows"]  # of groups, none says what rows past them are
         kinds += ["half"] if width == "2 * H" else []
         kinds += [] if self.leading else ["scaled"]
         match self.rng.choice(kinds):
@@ -92,6 +96,8 @@ class _Chain:
             case "around":
                 around = _AROUND if self.grouped else _AROUND_DENSE
                 return self.rng.choice(around), width, f"D: {width}"
+            case "rows":
+                return self.rng.choice(_OF_ROWS), width, f"D: {width}"
         op = self.rng.choice(_SAME_WIDTH)
         return op, width, "" if op == "silu" else f"D: {width}"
 
@@ -117,6 +123,7 @@ def draw_chain(name: str, rng: Random) -> str:
         f"inputs:\n  x: {{shape: [T{'...' if chain.leading else ''}, H], role: input}}",
         *(["  split_sizes: {shape: [E], dtype: int64, differentiable: false}"] if sizes else []),
         *(["  probs: {shape: [T], dtype: float32}"] if "probs" in items else []),
+        *([f"  random: {_DRAWN}"] if "dropout" in items else []),
         f"outputs: [{', '.join(chain.outputs())}]\nchain:\n{items}\n",
     ]
     return "\n".join(lines)

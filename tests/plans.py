@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import refusal
+from fusegen.spec.op import OpSpec
 
 SPECS = load([builtin_specs()])
 
@@ -48,11 +50,43 @@ def _has_its_options(cell: Cell) -> bool:
     return refusal(cell.options, module, recipe, SPECS.ops) is None
 
 
+Form = tuple[object, ...]
+
+
+def form(module: str) -> Form:
+    """What passes tell modules apart by: the steps of ops, and of expressions what they read."""
+    return tuple(_form(SPECS.ops[name]) for name in SPECS.modules[module].ops)
+
+
+def _form(op: OpSpec) -> Form:
+    if not op.pointwise:
+        return tuple(step.primitive for step in (*op.forward, *op.backward))
+    halves = any(tensor.halves for tensor in op.tensors.values())
+    computes = {*op.pointwise.values()}.isdisjoint(op.inputs)
+    return halves, computes, *(len(each) for each in (op.inputs, op.parameters, op.outputs))
+
+
+@cache
+def stand_for_others() -> frozenset[str]:
+    """A module of every form: the first in the alphabet."""
+    first: dict[Form, str] = {}
+    for module in sorted(SPECS.modules):
+        first.setdefault(form(module), module)
+    return frozenset(first.values())
+
+
+def by_form(module: str, *rest: object, id: str | None = None) -> Any:
+    """A parameter set of a test; slow where the module of another one stands for this."""
+    marks = () if module in stand_for_others() else (pytest.mark.slow,)
+    return pytest.param(*(rest or (module,)), marks=marks, id=id or module)
+
+
 def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
     """A test of a plan, run for that of each of these cells; of several, for those in one row.
 
     It is one test for each module on each architecture: thousands of tests take longer to be
-    collected and reported than to run. A failure has a note that names the cell.
+    collected and reported than to run. A failure has a note that names the cell. Modules of one
+    form stand for each other: the first is in the fast tier, the others in that of options.
 
     Args:
         columns: the places of each argument; the last one names the row.
@@ -62,8 +96,10 @@ def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
         arch, cell = row[-1]
         groups.setdefault(f"{arch}-{cell.module}", []).append(row)
 
+    parameters = [by_form(rows[0][-1][1].module, rows, id=name) for name, rows in groups.items()]
+
     def decorate(check: Check) -> Check:
-        @pytest.mark.parametrize("rows", groups.values(), ids=groups)
+        @pytest.mark.parametrize("rows", parameters)
         def run(rows: list[tuple[Place, ...]]) -> None:
             for row in rows:
                 try:

@@ -64,6 +64,7 @@ ELEMENTS = ("13__nv_bfloat16", "6__half")
 # 384 threads to an SM, or two, three or four of 256; GEMMs of 128 threads have all that one can
 # have. Amaxes of groups are three.
 OTHERS = {
+    "norm": 128,
     "ward_quantize_e2m1": 128,
     "ward_quantize_": 80,
     "/quantize_": 80,

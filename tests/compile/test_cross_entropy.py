@@ -138,6 +138,21 @@ def test_against_pytorch_in_float64(
     assert not dx[2].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_gradient_may_lie_where_the_logits_do(
+    kernels: Kernels, columns: int, dtype: torch.dtype
+) -> None:
+    x, targets, dloss = random(5, columns, dtype)
+    targets[3] = columns  # no column
+    _, lse = losses(kernels, x, targets)
+    apart = gradient(kernels, dloss, x, targets, lse)
+    given = (address(each) for each in (dloss, x, targets, lse, x))
+    arguments = _Backward(*given, 0.0, 0.0, IGNORED, *x.shape)
+    kernels.call("run_cross_entropy_grad", int(dtype == torch.float16), arguments)
+    assert torch.equal(x.view(torch.int16), apart.view(torch.int16))
+
+
 def test_without_lse(kernels: Kernels) -> None:
     x, targets, _ = random(5, 1032, torch.bfloat16)
     loss, lse = losses(kernels, x, targets, wants_lse=False)

@@ -32,12 +32,16 @@ class _Norm(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _AddNorm(ctypes.Structure):
+    _fields_ = [("norm", _Norm), ("add", Pointer), ("total", Pointer)]
+
+
 class _NormGrad(ctypes.Structure):
     _fields_ = [
         ("x", Pointer), ("dy", Pointer), ("weight", Pointer), ("mean", Pointer),
-        ("rstd", Pointer), ("dx", Pointer), ("dweight", Pointer), ("dbias", Pointer),
-        ("partials", Pointer), ("parts", Long), ("rows", Long), ("columns", Long),
-        ("zero_centered", ctypes.c_bool), ("kind", ctypes.c_int),
+        ("rstd", Pointer), ("add", Pointer), ("dx", Pointer), ("dweight", Pointer),
+        ("dbias", Pointer), ("partials", Pointer), ("parts", Long), ("rows", Long),
+        ("columns", Long), ("zero_centered", ctypes.c_bool), ("kind", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -56,7 +60,12 @@ def _with_fixed_memory(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     folder = _with_fixed_memory(tmp_path_factory.mktemp("norm"))
-    return launches(folder, "norm", norm="NormArguments", norm_grad="NormGradArguments")
+    arguments = {
+        "norm": "NormArguments",
+        "add_norm": "AddNormArguments",
+        "norm_grad": "NormGradArguments",
+    }
+    return launches(folder, "norm", **arguments)
 
 
 @dataclass
@@ -129,19 +138,34 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype, terms: Tensor | Non
     assert ((found.double() - wanted).abs() <= bound).all()
 
 
-def norm(kernels: Kernels, case: Case, *, statistics: bool = True) -> tuple[Tensor, ...]:
+def norm(
+    kernels: Kernels,
+    case: Case,
+    *,
+    statistics: bool = True,
+    add: Tensor | None = None,
+    total: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """A norm, and its statistics; of x plus something, with the sum where that is wanted."""
     y = torch.empty_like(case.x)
     mean, rstd = (Buffer(4 * case.rows, "cpu") if statistics else None for _ in range(2))
     arguments = _Norm(
         x=address(case.x), weight=address(case.weight), bias=address(case.bias), y=address(y),
         mean=address(mean), rstd=address(rstd), eps=EPS, **case.places,
     )  # fmt: skip
-    kernels.call("run_norm", case.half, arguments)
+    if add is None:
+        kernels.call("run_norm", case.half, arguments)
+    else:
+        sums = _AddNorm(norm=arguments, add=address(add), total=address(total))
+        kernels.call("run_add_norm", case.half, sums)
     return (y, mean.floats(), rstd.floats()) if mean and rstd else (y,)
 
 
 def gradients(
-    kernels: Kernels, case: Case, wanted: tuple[bool, bool, bool] = (True, True, True)
+    kernels: Kernels,
+    case: Case,
+    wanted: tuple[bool, bool, bool] = (True, True, True),
+    add: Tensor | None = None,
 ) -> list[Tensor | None]:
     mean, rstd = (each.float() for each in case.statistics())
     made = (
@@ -156,7 +180,7 @@ def gradients(
     arguments = _NormGrad(
         x=address(case.x), dy=address(case.dy), weight=address(case.weight),
         mean=address(mean) if case.kind == "layer" else None, rstd=address(rstd),
-        dx=address(given[0]), dweight=address(given[1]), dbias=address(given[2]),
+        add=address(add), dx=address(given[0]), dweight=address(given[1]), dbias=address(given[2]),
         partials=address(partials), parts=PARTS if sums else 0, **case.places,
     )  # fmt: skip
     kernels.call("run_norm_grad", case.half, arguments)
@@ -219,6 +243,46 @@ def test_what_nobody_asked_for_is_not_needed(
     for own, full, asked in zip(gradients(kernels, case, wanted), everything, wanted, strict=True):
         assert (own is None) != asked
         assert own is None or torch.equal(own, full)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("kind", ("rms", "layer"))
+def test_the_norm_of_a_sum(
+    kernels: Kernels, kind: str, rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    """The bits of a step that adds and one that norms what the first one stored."""
+    case = Case(kind, rows, columns, dtype, zero_centered=rows % 2 == 0)
+    add = torch.randn(rows, columns, generator=torch.Generator().manual_seed(7)).to(dtype)
+    total = torch.full_like(add, torch.nan)
+    found = norm(kernels, case, add=add, total=total)
+    alone = norm(kernels, case, statistics=False, add=add)
+    case.x = (case.x.float() + add.float()).to(dtype)
+    assert torch.equal(total, case.x)
+    apart = norm(kernels, case)
+    assert torch.equal(alone[0], apart[0])
+    assert torch.equal(found[0], apart[0]) and torch.equal(found[2], apart[2])
+    assert kind == "rms" or torch.equal(found[1], apart[1])
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_added_to_the_gradient(
+    kernels: Kernels, kind: str, rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    """The bits of a step that adds it afterwards; sums over rows do not know of it."""
+    case = Case(kind, rows, columns, dtype, zero_centered=rows % 2 == 0 and kind != "l2")
+    add = torch.randn(rows, columns, generator=torch.Generator().manual_seed(7)).to(dtype)
+    apart, found = gradients(kernels, case), gradients(kernels, case, add=add)
+    assert apart[0] is not None and found[0] is not None
+    assert torch.equal(found[0], (apart[0].float() + add.float()).to(dtype))
+    for own, other in zip(found[1:], apart[1:], strict=True):
+        assert own is other is None or torch.equal(own, other)
+    sums = gradients(kernels, case, (False, True, True), add)
+    assert sums[0] is None
+    for own, other in zip(sums[1:], apart[1:], strict=True):
+        assert own is other is None or torch.equal(own, other)
 
 
 @pytest.mark.parametrize("kind", ("rms", "layer"))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,13 +19,20 @@ from .loading import load_cells, run_generated_tests, write_cells
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-MODULES = ("softmax", "causal_softmax", "masked_softmax", "biased_softmax", "cross_entropy")
+MODULES = (
+    *("softmax", "causal_softmax", "masked_softmax", "biased_softmax", "cross_entropy"),
+    *("lm_head_loss", "linear_cross_entropy"),
+)
 GENERATED = (
     Cell("biased_softmax", "bf16"),
     Cell("lm_head_loss", "bf16"),
+    Cell("lm_head_loss", "bf16", ("add_to_main_grad",)),
     Cell("lm_head_loss", "fp8_block"),
     Cell("lm_head_loss", "fp8_delayed", ("delayed_wgrad",)),
     Cell("lm_head_loss", "fp8_delayed", ("reduced_amax",)),
+    Cell("linear_cross_entropy", "bf16"),
+    Cell("linear_cross_entropy", "bf16", ("add_to_main_grad",)),
+    Cell("linear_cross_entropy", "bf16", ("write_16_bit_main_grad",)),
 )
 """Cells of no committed bundle; losses are fp32 where logits and gradients are not."""
 DTYPES = (torch.bfloat16, torch.float16)
@@ -196,3 +205,73 @@ def test_a_loss_keeps_what_it_was_given_and_one_number_a_row(cells: dict[str, An
         ((4,), torch.float32),
     }
     assert len(kept) == 3
+
+
+# ---- a head and its loss, without logits
+
+
+def heads(cells: dict[str, Any], hidden: int, vocabulary: int, **scalars: float) -> tuple[Any, Any]:
+    """A head that keeps its logits, without a bias, and one that does not, of one weight."""
+    words = {f"loss_{name}": value for name, value in scalars.items()}
+    kept = cells["lm_head_loss"].LmHeadLoss(hidden, vocabulary, bias=False, **words)
+    chunked = cells["linear_cross_entropy"].LinearCrossEntropy(hidden, vocabulary, **scalars)
+    chunked.weight.data.copy_(kept.head.weight.data)
+    return kept, chunked
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(0, 70),
+    hidden=st.integers(1, 6).map(lambda n: 8 * n),
+    vocabulary=st.integers(1, 12).map(lambda n: 8 * n),
+    label_smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    z_loss=st.sampled_from([0.0, 1e-2]),
+    ignored=st.lists(st.integers(0, 69)),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_a_head_without_logits_gives_what_one_with_them_gives(
+    cells: dict[str, Any],
+    rows: int,
+    hidden: int,
+    vocabulary: int,
+    label_smoothing: float,
+    z_loss: float,
+    ignored: list[int],
+    dtype: torch.dtype,
+) -> None:
+    """Bit for bit: rows do not know of each other, and a sum in fp32 is rounded once in both."""
+    pair = heads(cells, hidden, vocabulary, label_smoothing=label_smoothing, z_loss=z_loss)
+    x, targets = random(rows, hidden, dtype=dtype), torch.arange(rows) % vocabulary
+    targets[[row for row in ignored if row < rows]] = -100
+    found = []
+    for layer in pair:
+        leaf, layer = x.clone().requires_grad_(), layer.to(dtype)
+        loss = layer(leaf, targets)
+        found.append((loss, *torch.autograd.grad(loss, (leaf, *layer.parameters()), loss * 0 + 1)))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_a_head_without_logits_keeps_one_number_a_row(cells: dict[str, Any]) -> None:
+    _, layer = heads(cells, 16, 40)
+    x, targets = random(6, 16).requires_grad_(), torch.arange(6)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss = layer.bfloat16()(x, targets)
+    assert loss.grad_fn is not None
+    assert sorted(tuple(each.shape) for each in kept) == [(6,), (6,), (6, 16), (40, 16)]
+
+
+def test_a_head_without_logits_compiles_for_any_number_of_rows(cells: dict[str, Any]) -> None:
+    _, layer = heads(cells, 16, 40)
+    layer = layer.bfloat16()
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True, backend="aot_eager")
+    for rows in (5, 7, 64):
+        x, targets = random(rows, 16), torch.arange(rows) % 40
+        results = []
+        for each in (layer, compiled):
+            leaf = x.clone().requires_grad_()
+            loss = each(leaf, targets)
+            results.append((loss, *torch.autograd.grad(loss.sum(), (leaf, layer.weight))))
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

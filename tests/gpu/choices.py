@@ -12,7 +12,7 @@ from matrix import BundleFacts, table_row
 USES = ("alone", "in an expert MLP", "merged with quantisation")
 
 _POINTWISE = re.compile(
-    r"kernels/pointwise_(?P<name>\w+?)(?:_interleaved_\d+)?_(?:forward|backward)"
+    r"kernels/pointwise_(?P<name>\w+?)(?:_without_\w+)?(?:_interleaved_\d+)?_(?:forward|backward)"
     r"(?P<merged>_quantize_\w+)?\.cu"
 )
 
@@ -140,7 +140,7 @@ def tables(every: Sequence[Choices]) -> list[str]:
         together = ", ".join(f"`{other}`" for other in others)
         said = [each.evidence(of_arch) for each, of_arch in zip(every, own, strict=True)]
         lines.append(table_row([f"`{word}`", _listed(alone), together, *said]))
-    heads = ["activation", *USES]
+    heads = ["pointwise op", *USES]
     lines += ["", table_row(heads), "|" + "---|" * len(heads)]
     activations = [by_activation(each.owners) for each in every]
     for name in _union(activations):

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 
 # What needs neither streams, graphs, the profiler nor large memory runs on the CPU reference too.
 _DEVICE_ONLY = [
+    "test_chunks.py",
     "test_device.py",
     "test_graphs.py",
     "test_kernels.py",

@@ -26,6 +26,8 @@ from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.spec.op import OpSpec
+from fusegen.steps import definition
+from fusegen.steps.definition import Trait
 
 PLAIN = "bf16"
 
@@ -35,6 +37,9 @@ PREFERRED = ("grouped_linear", "swiglu", "grouped_mlp")
 TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("linear", ("bf16", "fp8_delayed", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
     ("grouped_linear", ("bf16", "fp8_delayed", "mxfp8"), ("add_to_main_grad", "delayed_wgrad")),
+    ("linear_cross_entropy", ("bf16",), ("add_to_main_grad",)),
+    ("linear_cross_entropy", ("bf16",), ("write_main_grad",)),
+    ("linear_cross_entropy", ("bf16",), ("write_16_bit_main_grad",)),
     ("grouped_mlp", ("bf16", "fp8_block"), ("add_to_main_grad", "delayed_wgrad")),
     ("grouped_mlp", ("bf16", "fp8_delayed"), ("add_to_main_grad", "recompute_activations")),
     ("grouped_mlp", ("bf16", "fp8_block"), ("write_main_grad", "delayed_wgrad")),
@@ -74,7 +79,9 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
     kinds = {step.primitive for step in (*plan.forward.steps, *plan.backward.steps)}
-    return kinds >= {kind for parts, kind in MERGES.items() if "quantize" in parts}
+    return kinds >= {
+        kind for parts, kind in MERGES.items() if Trait.PRINTED in definition(parts[0]).traits
+    }
 
 
 # ---- cells

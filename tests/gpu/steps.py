@@ -76,8 +76,8 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
         wanted: names in the ledger that narrow them.
 
     Raises:
-        LedgerError: no GPU, no bundle for it, not all further ones, an unknown name, or a library
-            of other sources.
+        LedgerError: no GPU, no bundle for it, an unknown name, where none is named not all further
+            ones, or a library of other sources.
     """
     import torch
 
@@ -92,7 +92,7 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     committed = [folder for folder in found if folder.parent == bundles.GENERATED]
     if not committed:
         raise LedgerError(f"no bundle in generated/ runs on capability {capability}")
-    for folder in committed:
+    for folder in () if wanted else committed:
         for kind, what in bundles.FURTHER.items():
             if bundles.BUILD / kind / folder.name not in found:
                 raise LedgerError(f"{folder.name}: no bundle of {what}; run: {LEDGER} build")

@@ -87,7 +87,6 @@ UNSUPPORTED = {
 """What the catalogue has and the built-in passes do not, each with the reason users read."""
 REFUSED = {
     "linear_bias_activation": "expected one step that computes y, got 0",
-    "add_rms_norm": "unknown slot 'add'; known: mean, weight",
     "grouped_mlp_recompute": "a merged step has one direction",
     "linear_activation": "expected one step that computes y, got 0",
 }
@@ -101,7 +100,6 @@ WITHOUT_STEP = {
     "ops/reduce_scatter": "collective",
     "fusions/gather_linear": "gather_gemm",
     "fusions/linear_reduce_scatter": "gemm_scatter",
-    "fusions/norm_quantize": "norm_quantize",
 }
 """What the catalogue has and no step computes, with the kind of step it names."""
 IN_CHAINS = {"reshape"}

@@ -57,8 +57,9 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
         kept |= {n: CPP.any_of(result.when) for n, result in given.items() if n in there}
         own = [name for name in program.workspace if name not in given]
         assert [name for *_, name in lives] == [*own, *kept]
+        joined = "|".join(each.buffer for each in plan.joined)
         for name in given.keys() - there:
-            assert re.search(rf"void\* const {name} = .* \? .*saved_amaxes.* : nullptr;", text)
+            assert re.search(rf"void\* const {name} = .* \? .*({joined}).* : nullptr;", text)
         for index, (size, first, last, name) in enumerate(lives):
             touching = [i for i, s in enumerate(program.steps, 1) if name in (*s.reads, *s.writes)]
             assert (int(first), int(last)) == (touching[0], touching[-1]), name

@@ -345,6 +345,7 @@ def test_a_run_needs_every_further_bundle(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(steps, "verify_build", lambda folder: None)
     with pytest.raises(ledger.LedgerError, match="sm_90a: no bundle of specs of tests: chains"):
         steps.bundles_here()
+    assert steps.bundles_here(["sm_90a"]) == made[:1]
     made.append(written(tmp_path))
     assert steps.bundles_here() == made
     assert steps.bundles_here(["sm_90a written"]) == made[2:]
@@ -477,7 +478,7 @@ def test_tables_have_all_architectures_side_by_side() -> None:
         "| `debug` | `linear`: bf16 |  | never ran | ran |",
         "| `other` | `linear`: bf16 |  | none | ran |",
         "",
-        "| activation | alone | in an expert MLP | merged with quantisation |",
+        "| pointwise op | alone | in an expert MLP | merged with quantisation |",
         "|---|---|---|---|",
         "| `gelu` | bf16: never ran on `sm_80`, ran on `sm_90a` | none | none |",
     ]

@@ -14,7 +14,6 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
-from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.steps import sums_rows
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS
@@ -45,7 +44,7 @@ def plan_of(
     return resolve_module(of, Cell(module, recipe, options), arch)
 
 
-MERGED = {kind for parts, kind in MERGES.items() if "quantize" in parts}
+MERGED = {"pointwise_quantize", "pointwise_grad_quantize"}
 
 
 def merged(plan: ModulePlan) -> list[Step]:

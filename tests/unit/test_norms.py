@@ -146,7 +146,7 @@ def test_a_linear_layer_behind_a_norm_has_every_recipe(
     op: str, recipe: str, arch: str, tmp_path: Path
 ) -> None:
     made = chained(tmp_path, op, recipe, arch)
-    assert made.forward.steps[0].primitive == "norm"
+    assert made.unmerged.forward.steps[0].primitive == "norm"
     assert made.backward.steps[-1].primitive == "norm_grad"
 
 

@@ -41,6 +41,7 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name != "scale_bias")
+IN_NORM_QKV = tuple(name for name in IN_MLPS if name != "weight_cache")  # its spec says without
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -69,6 +70,7 @@ INHERITED = {
     "linear_activation_silu": IN_GEMMS,
     "linear_activation_srelu": IN_GEMMS,
     "linear_activation_swiglu": ("glu_interleave", *IN_GEMMS),
+    "linear_cross_entropy": tuple(name for name in IN_GEMMS if name != "delay_wgrad"),
     "linear_residual": IN_GEMMS,
     "lm_head_loss": IN_GEMMS,
     "make_extra_output": ("ranges",),
@@ -79,13 +81,15 @@ INHERITED = {
     "norm_mlp": IN_MLPS,
     "norm_mlp_srelu": IN_MLPS,
     "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),
-    "norm_qkv": IN_MLPS,
-    "norm_qkv_interleaved": IN_MLPS,
+    "norm_qkv": IN_NORM_QKV,
+    "norm_qkv_interleaved": IN_NORM_QKV,
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
     "quantize": ("ranges", "debug"),
     "reglu": IN_GATED,
     "relu": ("ranges",),
+    "residual_layer_norm": ("ranges",),
+    "residual_rms_norm": ("ranges",),
     "rms_norm": ("ranges",),
     "rms_norm_linear": IN_MLPS,
     "rotary": ("ranges",),

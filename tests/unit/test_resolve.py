@@ -18,6 +18,7 @@ from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell, gradient, need
 from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.program import Argument, CheckKind, Program
+from fusegen.ir.quantization import Role
 from fusegen.ir.shapes import symbols, to_python
 from fusegen.options.weight_cache import WEIGHT_CACHE
 from fusegen.passes.pipeline import resolve, resolve_module
@@ -114,7 +115,8 @@ def needed_by(plan: ModulePlan, flags: set[str]) -> tuple[set[int], set[str]]:
         step = plan.backward.steps[index]
         if wanted & set(step.writes):
             steps.add(index)
-            wanted |= set(step.reads)
+            asking = {name: set(step.asking(name)) for name in step.reads}
+            wanted |= {name for name, when in asking.items() if not when or when & flags}
     return steps, wanted
 
 
@@ -512,7 +514,7 @@ def test_every_quantised_gemm_can_have_its_weights_cached() -> None:
 @every_cached_plan
 def test_cached_weights_are_quantised_by_the_refresh_alone(plan: ModulePlan) -> None:
     plan, plain = plan.unmerged, plans.plan_of(plan.arch, Cell(plan.module, plan.recipe)).unmerged
-    weights = {p.buffer for p in plan.parameters if not plan.buffer(p.buffer).optional}
+    weights = {p.buffer for p in plan.parameters if plan.buffer(p.buffer).role is Role.WEIGHT}
     assert plan.refresh is not None and plain.refresh is None
     assert {step.reads[0] for step in plan.refresh.steps} == weights
     for step in (*plan.forward.steps, *plan.backward.steps):

@@ -19,6 +19,7 @@ from fusegen.ir.shapes import (
     Shape,
     Sym,
     add,
+    collected,
     evaluate,
     mul,
     parse_expr,
@@ -71,7 +72,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Expr:
 
 
 VALUES = st.fixed_dictionaries({name: st.integers(0, 5000) for name in SYMBOLS})
-FUNCTIONS = {"__builtins__": {}, "ceildiv": ceildiv, "align": align}
+FUNCTIONS = {"__builtins__": {"min": min}, "ceildiv": ceildiv, "align": align}
 
 
 @given(expressions())
@@ -114,6 +115,12 @@ def test_code_means_the_same_without_functions(expr: Expr, values: dict[str, int
 )
 def test_cpp_has_no_bracket_to_spare(text: str, cpp: str) -> None:
     assert to_cpp(parse_expr(text)) == cpp
+
+
+def test_terms_that_differ_by_a_number_are_one() -> None:
+    terms = [parse_expr(text) for text in ("2 * T * K", "T", "4 * T * K", "T", "8")]
+    assert to_markdown(collected(terms)) == "6 T K + 2 T + 8"
+    assert collected([]) == Const(0)
 
 
 @given(expressions())
@@ -167,9 +174,10 @@ def test_markdown_means_the_same(expr: Expr, values: dict[str, int]) -> None:
         "Tight": Tight,
         "ceildiv": lambda a, b: Tight(ceildiv(a, b)),
         "align": lambda a, b: Tight(align(a, b)),
+        "min": lambda a, b: Tight(min(a, b)),
     }
     # A sum of Tight is a plain int; brackets around it are the only place where a factor may stand.
-    text = re.sub(r"\(", "Tight(", re.sub(r"\b(ceildiv|align|Tight)\(", r"\1[", text))
+    text = re.sub(r"\(", "Tight(", re.sub(r"\b(ceildiv|align|min|Tight)\(", r"\1[", text))
     text = text.replace("[", "(")
     assert _run(compile(text, "<formula>", "eval"), tight) == evaluate(expr, values)
 

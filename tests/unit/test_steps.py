@@ -47,6 +47,7 @@ REFERENCE = {
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
     "steps": "_steps.py",
+    "sums": "_sums.py",
 }
 """Files of the reference by the names under which others import them."""
 COPIES = re.compile(r"(.+)_(scale|amax)|amax_history|scale|rng_state|like")
@@ -104,7 +105,8 @@ def named(of: str) -> pytest.MarkDecorator:
 @named("kind")
 def test_the_reference_has_it_or_needs_no_function(kind: StepDef) -> None:
     alone = kind.traits & {Trait.PRINTED, Trait.COPIES_MEMORY}
-    assert sum((bool(alone), bool(kind.parts), kind.reference is not None)) == 1
+    merged = kind.parts or Trait.LOOPS in kind.traits
+    assert sum((bool(alone), bool(merged), kind.reference is not None)) == 1
     for name in names(kind) if kind.reference else ():
         assert name in functions()
 
@@ -144,7 +146,7 @@ def test_what_it_declares_is_in_a_rule(kind: StepDef) -> None:
 @named("kind")
 def test_kernels_of_sm_90a_implement_it_or_none_is_needed(kind: StepDef) -> None:
     implemented = {name for f in SPECS.archs["sm_90a"].kernels.values() for name in f.implements}
-    needs_none = Trait.COPIES_MEMORY in kind.traits
+    needs_none = bool(kind.traits & {Trait.COPIES_MEMORY, Trait.LOOPS})
     assert (kind.name in implemented) != needs_none
     assert (kind.launch is None) == needs_none
 
@@ -158,7 +160,9 @@ def test_some_plan_has_it(kind: StepDef) -> None:
 def test_parts_are_kinds(kind: StepDef) -> None:
     assert {name for row in kind.parts for name in row} <= {*BY_NAME}
     for _, step in steps():
-        if step.primitive == kind.name and step.parts:
+        if step.primitive == kind.name and Trait.LOOPS in kind.traits:
+            assert all(definition(part.primitive).launch for part in step.parts)
+        elif step.primitive == kind.name and step.parts:
             repeated = len(step.parts) if Trait.JOINS in kind.traits else 1
             parts = tuple(part.primitive for part in step.parts)
             assert parts in [row * repeated for row in kind.parts]
@@ -228,6 +232,8 @@ def test_rules_of_copies_say_all_results_of_every_plan() -> None:
             formats = Formats(dict(plan.quantizations), plan.layout)
             stored = kind.infer(step, {each.name: each for each in plan.buffers}, formats)
             own = {result.buffer for result in step.pointwise.results} if step.pointwise else set()
+            if step.chunks:  # what parts give they say themselves
+                own |= {name for part in step.parts for name in part.writes}
             slots = {operand.slot for operand in step.outputs if operand.buffer not in own}
             assert slots <= stored.keys(), (plan.cell, step.primitive)
     assert found == {kind.name for kind in STEPS if kind.infer}
@@ -267,6 +273,16 @@ def members(struct: str) -> list[tuple[str, str]]:
     return re.findall(r"^  ([\w:<>, ]+\*?) (\w+)(?: = [^;]*)?;", body[1], re.MULTILINE)
 
 
+def places(struct: str) -> dict[str, str]:
+    """Type of each field of a struct, and of the structs in it behind a dot, by name."""
+    found = {}
+    for cpp, name in members(struct):
+        found[name] = cpp
+        if cpp.endswith(("Arguments", "Copy", "State")):
+            found |= {f"{name}.{inner}": each for inner, each in places(cpp).items()}
+    return found
+
+
 def launches() -> dict[str, Launch]:
     """Every launch of a plan by its struct."""
     found = {}
@@ -279,18 +295,18 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 22
+    assert len(launches()) == 24
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
             assert own.pop(0)[0] == launch.base.arguments
-        places = {name: kind for kind, name in own}
+        named = places(launch.arguments)
         for position, field in enumerate(launch.fields):
-            if field.origin in TYPES and "." not in field.name:
-                found = places[field.name] if launch.assigned else own[position][0]
+            if field.origin in TYPES:
+                found = named[field.name] if launch.assigned else own[position][0]
                 assert found == TYPES[field.origin], (launch.arguments, field)
             if field.origin is Origin.KIND:  # which enumeration, the field says
-                assert places[field.name] == field.of
+                assert named[field.name] == field.of
 
 
 SCALARS = {
@@ -310,11 +326,11 @@ def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
         if launch is None:
             continue
         types = {attribute.name: attribute.type for attribute in kind.attributes}
-        places = {name: cpp for cpp, name in members(launch.arguments)}
+        named = places(launch.arguments)
         told = [field for field in launch.fields if field.origin is Origin.ATTRIBUTE]
         assert {field.of for field in told} in ({*types}, set())  # others say more than a number
         for field in told:
-            assert places[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
+            assert named[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
         found |= {step.primitive} if told else set()
     assert {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad", "rotary"} <= found
 

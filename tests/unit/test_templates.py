@@ -242,6 +242,7 @@ OF_EVERY_KIND = (
     "grouped_mlp",
     "linear",
     "quantize",
+    "rms_norm_linear",
     "scaled_swiglu",
     "silu",
     "swiglu",

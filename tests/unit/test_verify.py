@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from plans import by_form
 
 from fusegen import cli
 from fusegen.checks.load import load
@@ -38,7 +39,7 @@ def cells_of(module: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("arch", SPECS.archs)
-@pytest.mark.parametrize("module", SPECS.modules)
+@pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
 def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str) -> None:
     plan = resolve(SPECS, arch, cells_of(module), derivations(), verify_pass)
     assert plan.modules

@@ -51,19 +51,52 @@ def norm_l2(a: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     return (x * rstd.unsqueeze(-1)).to(a.dtype), rstd
 
 
+def add_norm_rms(
+    a: Tensor,
+    add: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float,
+    zero_centered_gamma: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of a plus add [..., D], its rstd [...], and the sum, which is rounded before."""
+    total = steps.add(a, add)
+    y, rstd = norm_rms(total, weight, eps=eps, zero_centered_gamma=zero_centered_gamma)
+    return y, rstd, total
+
+
+def add_norm_layer(
+    a: Tensor,
+    add: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    zero_centered_gamma: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm of a plus add [..., D], its mean and rstd [...], and the sum, rounded before."""
+    total = steps.add(a, add)
+    y, mean, rstd = norm_layer(
+        total, weight, bias, eps=eps, zero_centered_gamma=zero_centered_gamma
+    )
+    return y, mean, rstd, total
+
+
 def norm_grad_rms(
     a: Tensor,
     grad: Tensor,
     rstd: Tensor,
     weight: Tensor | None = None,
+    add: Tensor | None = None,
     *,
     zero_centered_gamma: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dx [..., D] and dweight [D]."""
+    """dx plus add [..., D], and dweight [D]."""
     normed = steps.wide(a) * rstd.unsqueeze(-1)
     dy = _scaled(steps.wide(grad), weight, zero_centered_gamma)
     dx = rstd.unsqueeze(-1) * (dy - normed * (dy * normed).mean(dim=-1, keepdim=True))
-    return dx.to(a.dtype), steps.column_sum(steps.wide(grad) * normed).to(a.dtype)
+    dweight = steps.column_sum(steps.wide(grad) * normed).to(a.dtype)
+    return _plus(dx.to(a.dtype), add), dweight
 
 
 def norm_grad_layer(
@@ -72,23 +105,29 @@ def norm_grad_layer(
     rstd: Tensor,
     mean: Tensor,
     weight: Tensor | None = None,
+    add: Tensor | None = None,
     *,
     zero_centered_gamma: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx [..., D], dweight [D] and dbias [D]."""
+    """dx plus add [..., D], dweight [D] and dbias [D]."""
     normed = (steps.wide(a) - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
     dy = _scaled(steps.wide(grad), weight, zero_centered_gamma)
     along = normed * (dy * normed).mean(dim=-1, keepdim=True)
     dx = rstd.unsqueeze(-1) * (dy - along - dy.mean(dim=-1, keepdim=True))
     dweight = steps.column_sum(steps.wide(grad) * normed).to(a.dtype)
-    return dx.to(a.dtype), dweight, steps.column_sum(grad)
+    return _plus(dx.to(a.dtype), add), dweight, steps.column_sum(grad)
 
 
-def norm_grad_l2(a: Tensor, grad: Tensor, rstd: Tensor) -> Tensor:
-    """dx [..., D]."""
+def norm_grad_l2(a: Tensor, grad: Tensor, rstd: Tensor, add: Tensor | None = None) -> Tensor:
+    """dx plus add [..., D]."""
     normed, dy = steps.wide(a) * rstd.unsqueeze(-1), steps.wide(grad)
     dx = rstd.unsqueeze(-1) * (dy - normed * (dy * normed).sum(dim=-1, keepdim=True))
-    return dx.to(a.dtype)
+    return _plus(dx.to(a.dtype), add)
+
+
+def _plus(x: Tensor, add: Tensor | None) -> Tensor:
+    """x [..., D] and what is added to it, in fp32, rounded once more."""
+    return x if add is None else steps.add(x, add)
 
 
 def _scaled(x: Tensor, weight: Tensor | None, zero_centered: bool) -> Tensor:

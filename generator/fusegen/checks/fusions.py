@@ -144,7 +144,7 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             if step.step not in _REWRITABLE and not _is_printed(step):
                 yield source.problem(
                     f"no {step.step} is there yet when this fusion applies; what quantises"
-                    f" takes part in {' and '.join(_QUANTIZING)} alone",
+                    f" takes part in {', '.join(_QUANTIZING)} alone",
                     "match",
                     section,
                     index,
@@ -204,7 +204,7 @@ def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -
             "step",
         )
     elif rules is not None:
-        named = [(slot, "in") for slot in signature.slots[: len(step.in_)]]
+        named = [(slot, "in") for slot in signature.slots_of(step.kind)[: len(step.in_)]]
         named += [(slot, "with") for slot in step.with_ if slot in signature.slots]
         for slot, key in named:
             if slot not in rules:

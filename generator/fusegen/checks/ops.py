@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.shapes import Const, Shape, mul
+from ..ir.shapes import Const, Shape, Sym, mul
 from ..ir.words import AttributeType, Broadcast
 from ..math import ExpressionError, names_in, parse
 from ..spec.diagnostics import Problem
@@ -27,6 +27,8 @@ from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
 
 _INTEGERS = (DType.INT64, DType.UINT8)
+_CHUNK_ALIGNMENT = 128
+"""Rows: every kernel's tile begins at a multiple of them, whatever it is of."""
 
 
 def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
@@ -154,6 +156,8 @@ def _check_tensor(
             section,
             name,
         )
+    if tensor.chunk is not None:
+        yield from _check_chunk(section, name, tensor, source)
     if section == "parameters" and tensor.shape.leading:
         yield source.problem("a parameter has a fixed number of dimensions", section, name, "shape")
     for key in ("halves", "interleave", "broadcast"):
@@ -161,6 +165,24 @@ def _check_tensor(
             yield source.problem(
                 f"{key!r} belongs to an operand of a pointwise op", section, name, key
             )
+
+
+def _check_chunk(section: str, name: str, tensor: TensorSpec, source: Source) -> Iterator[Problem]:
+    """Rows of a chunk start where kernels may read them: their tiles have 128 at most."""
+    path = (section, name, "chunk")
+    if section != "internal":
+        yield source.problem(
+            "only an internal tensor is there in chunks: callers have the others; remove it", *path
+        )
+    rows = tensor.shape.flat[0] if tensor.shape.flat else None
+    if not isinstance(rows, Sym) or rows in tensor.shape.flat[1:]:
+        yield source.problem(
+            f"expected one dimension as the outermost, such as [T, N], got {tensor.shape}", *path
+        )
+    if not tensor.chunk or tensor.chunk % _CHUNK_ALIGNMENT or tensor.chunk < 0:
+        yield source.problem(
+            f"expected a multiple of {_CHUNK_ALIGNMENT} rows, got {tensor.chunk}", *path
+        )
 
 
 def _check_init_if(
@@ -335,6 +357,7 @@ def _check_programs(op: OpSpec, source: Source) -> Iterator[Problem]:
         if not any(_writes(step, output) for step in op.forward):
             yield source.problem(f"no forward step writes output {output!r}", "forward")
     defined |= {gradient(name) for name, spec in op.outputs.items() if spec.differentiable}
+    defined -= {name for name, spec in op.internal.items() if spec.chunk}  # made again
     yield from _check_steps(op, "backward", op.backward, defined, source)
     yield from _check_unread(op, source)
     for name, spec in {**op.inputs, **op.parameters}.items():
@@ -370,7 +393,13 @@ def _check_steps(
                     )
                 defined.add(tensor)
             elif tensor not in defined:
-                if tensor in known:
+                if tensor in op.internal and op.internal[tensor].chunk and section == "backward":
+                    yield source.problem(
+                        f"{tensor!r} is not kept for the backward, as a chunk of it is there at a"
+                        " time; repeat the step that writes it",
+                        *path,
+                    )
+                elif tensor in known:
                     yield source.problem(
                         f"{tensor!r} is read before it is written; move the step down", *path
                     )

@@ -26,7 +26,7 @@ from ..ir.plan import Dimension, ModulePlan, Sharding
 from ..ir.program import Argument, Binding, Check, Program
 from ..ir.segments import Start, Wait
 from ..ir.shapes import Binary, Const, Shape, Sym
-from ..ir.step import AttributeRef, Copy, Operand, Pointwise, PointwiseOperand, Result, Step
+from ..ir.step import AttributeRef, Chunks, Copy, Operand, Pointwise, PointwiseOperand, Result, Step
 from .fileset import ArtifactKind, RenderError
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Binding: ("symbol", "candidates"),
     Buffer: ("name",),
     Check: ("tensor", "reference"),
+    Chunks: ("symbol", "memory"),
     Copy: ("original", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
     ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_outputs"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from ..steps import add, pointwise
+from ..steps import add, narrow, pointwise
 from .family import Family
 
 POINTWISE = Family(
     "pointwise",
-    (pointwise.POINTWISE.name, pointwise.POINTWISE_GRAD.name, add.ADD.name),
+    (
+        pointwise.POINTWISE.name,
+        pointwise.POINTWISE_GRAD.name,
+        add.ADD.name,
+        narrow.NARROW.name,
+    ),
     launch=pointwise.LAUNCH,
     summary="A pointwise kernel per element type.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..extensions import extended
 from ..steps import BY_NAME
+from .add_norm import ADD_NORM
 from .cross_entropy import CROSS_ENTROPY
 from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
@@ -20,6 +21,7 @@ from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
 from .norm import NORM
 from .norm_grad import NORM_GRAD
+from .norm_quantize import NORM_QUANTIZE
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -46,7 +48,9 @@ SHIPPED: tuple[Family, ...] = (
     GROUP_SUM,
     GROUP_ROW_DOT,
     NORM,
+    ADD_NORM,
     NORM_GRAD,
+    NORM_QUANTIZE,
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,

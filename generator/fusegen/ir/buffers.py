@@ -22,6 +22,8 @@ class Buffer:
         role: what a recipe quantises it as.
         optional: may be absent.
         drawn: an input of random bits, which the module draws where its caller gives none.
+        chunk: rows of the outermost dimension that kernels have in memory at a time, at most; None
+            for all.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Buffer:
     role: Role | None = None
     optional: bool = False
     drawn: bool = False
+    chunk: int | None = None
 
 
 def size_in_bytes(buffer: Buffer) -> Expr:

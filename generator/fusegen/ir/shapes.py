@@ -1,14 +1,14 @@
 """Symbolic integer expressions and shapes.
 
-A small algebra of our own: ``+ - * //``, ``ceildiv`` and ``align`` over named sizes.  It prints
-integer operations only, because a detour through floats (``math.ceil(T / 128)``) recompiles a
-traced graph for every value.
+A small algebra of our own: ``+ - * //``, ``ceildiv``, ``align`` and ``min`` over named sizes.  It
+prints integer operations only, because a detour through floats (``math.ceil(T / 128)``) recompiles
+a traced graph for every value.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -25,6 +25,7 @@ class Operator(Enum):
     FLOORDIV = "//"
     CEILDIV = "ceildiv"
     ALIGN = "align"
+    MIN = "min"
 
 
 _INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 2}
@@ -39,6 +40,7 @@ _APPLY: dict[Operator, Callable[[int, int], int]] = {
     Operator.FLOORDIV: lambda a, b: a // b,
     Operator.CEILDIV: lambda a, b: -(-a // b),
     Operator.ALIGN: lambda a, b: -(-a // b) * b,
+    Operator.MIN: min,
 }
 
 
@@ -130,15 +132,26 @@ def align(left: Expr, right: int) -> Expr:
     return _combine(Operator.ALIGN, left, Const(right))
 
 
-def _factors(expr: Expr) -> tuple[int, list[str]]:
-    """The constant of a product, and its other factors in an order of their own."""
+def least(left: Expr, right: int) -> Expr:
+    """The smaller one of left and right."""
+    return _combine(Operator.MIN, left, Const(right))
+
+
+def _factors(expr: Expr) -> tuple[int, tuple[Expr, ...]]:
+    """The constant of a product, and its other factors in their order."""
     match expr:
         case Const(value=value):
-            return value, []
+            return value, ()
         case Binary(operator=Operator.MUL, left=left, right=right):
-            (one, names), (other, more) = _factors(left), _factors(right)
-            return one * other, sorted((*names, *more))
-    return 1, [to_python(expr)]
+            (one, some), (other, more) = _factors(left), _factors(right)
+            return one * other, (*some, *more)
+    return 1, (expr,)
+
+
+def _unordered(expr: Expr) -> tuple[int, list[str]]:
+    """The constant of a product, and its other factors in an order of their own."""
+    count, factors = _factors(expr)
+    return count, sorted(map(to_python, factors))
 
 
 @cache
@@ -156,6 +169,14 @@ def total(terms: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
     for term in terms:
         result = add(result, term)
     return result
+
+
+def collected(terms: Iterable[Expr]) -> Expr:
+    """The sum of terms, those that differ by a number alone as one: 6 T K of 2 T K and 4 T K."""
+    counts: dict[tuple[Expr, ...], int] = {}
+    for count, factors in map(_factors, terms):
+        counts[factors] = counts.get(factors, 0) + count
+    return total(tuple(mul(Const(count), product(rest)) for rest, count in counts.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +225,7 @@ _AST_INFIX: dict[type[ast.operator], Operator] = {
     ast.Mult: Operator.MUL,
     ast.FloorDiv: Operator.FLOORDIV,
 }
-_AST_CALL = {"ceildiv": Operator.CEILDIV, "align": Operator.ALIGN}
+_AST_CALL = {each.value: each for each in (Operator.CEILDIV, Operator.ALIGN, Operator.MIN)}
 
 
 def parse_expr(text: str | int, longest: int = LONGEST) -> Expr:
@@ -215,7 +236,8 @@ def parse_expr(text: str | int, longest: int = LONGEST) -> Expr:
         longest: characters that it may have; sizes of several tensors have more than people write.
 
     Raises:
-        ValueError: text is not made of names, non-negative integers, + - * //, ceildiv and align.
+        ValueError: text is not made of names, non-negative integers, + - * //, ceildiv, align and
+            min.
     """
     if isinstance(text, int):
         if isinstance(text, bool) or text < 0:
@@ -249,7 +271,8 @@ def _from_ast(node: ast.expr, text: str) -> Expr:
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if name in _AST_CALL:
             return _combine(_AST_CALL[name], _from_ast(left, text), _from_ast(right, text))
     raise ValueError(
-        f"{text!r}: a size uses names, integers, + - * //, ceildiv(a, b) and align(a, b) only"
+        f"{text!r}: a size uses names, integers, + - * //, ceildiv(a, b), align(a, b) and min(a, b)"
+        " only"
     )
 
 
@@ -292,7 +315,7 @@ class _Style:
 
     Attributes:
         division: sign of a quotient that is rounded down.
-        functions: whether ``ceildiv`` and ``align`` are functions of its own.
+        functions: whether ``ceildiv`` and ``align`` are functions of its own, as ``min`` always is.
         regroups: whether ``a + (b + c)`` may become ``a + b + c``: the number is the same, but what
             is read back is another expression.
     """
@@ -322,7 +345,9 @@ def _print(expr: Expr, style: _Style, context: int = 0) -> str:
             tail = _print(right, style, rank if loose else rank + 1)
             text = f"{_print(left, style, rank)} {sign} {tail}"
             return f"({text})" if rank < context else text
-        case Binary(operator=operator, left=left, right=right) if style.functions:
+        case Binary(operator=operator, left=left, right=right) if (
+            style.functions or operator is Operator.MIN
+        ):
             return f"{operator.value}({_print(left, style)}, {_print(right, style)})"
         case Binary(operator=Operator.ALIGN, left=left, right=right):
             blocks = Binary(Operator.CEILDIV, left, right)
@@ -429,7 +454,7 @@ class Shape:
 
     def holds_as_many_as(self, other: Shape) -> bool:
         """Whether the numbers of elements are the same, as far as factors without order tell."""
-        return _factors(self.elements) == _factors(other.elements)
+        return _unordered(self.elements) == _unordered(other.elements)
 
     def symbols(self) -> frozenset[str]:
         """Names that occur in the shape."""

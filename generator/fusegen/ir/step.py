@@ -149,6 +149,31 @@ AttributeValue = float | int | bool | str | AttributeRef
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """How a step runs its parts: one behind the other for a chunk of the rows, chunk by chunk.
+
+    Operands and results whose outermost dimension is that of the rows are read and written by rows;
+    what all rows share is read whole by every chunk.
+
+    Attributes:
+        symbol: the dimension of all rows.
+        rows: of a chunk; the last one may have fewer.
+        memory: tensors between the parts, each with the buffer that has a chunk of it.
+        adding: parts whose result is a sum over all rows, as they run from the second chunk on:
+            added to what is there.
+    """
+
+    symbol: str
+    rows: int
+    memory: tuple[tuple[str, str], ...]
+    adding: tuple[Step, ...] = ()
+
+    def later(self, part: Step) -> Step:
+        """What runs in the place of a part from the second chunk on."""
+        return next((each for each in self.adding if each.writes == part.writes), part)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of a program.
 
@@ -171,6 +196,7 @@ class Step:
         flops: floating-point operations.
         parts: the steps that it does in one kernel, in order; none where it is a step of its own.
         attributes: scalars by the name that its kind or its expression has for each.
+        chunks: how it runs its parts, where that is for a chunk of the rows at a time.
     """
 
     primitive: str
@@ -191,6 +217,7 @@ class Step:
     flops: Expr | None = None
     parts: tuple[Step, ...] = ()
     attributes: tuple[tuple[str, AttributeValue], ...] = ()
+    chunks: Chunks | None = None
 
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""
@@ -199,6 +226,13 @@ class Step:
     def wanted(self, buffer: str) -> tuple[str, ...]:
         """Flags that ask for a result; empty where it is written whenever the step runs."""
         return next((r.when for r in self.output_when if r.buffer == buffer), ())
+
+    def asking(self, buffer: str) -> tuple[str, ...]:
+        """Flags under which an operand is read: by a kernel of several steps, for each of them."""
+        readers = [part.when for part in self.parts if buffer in part.reads]
+        if not readers or () in readers:
+            return self.when
+        return tuple(dict.fromkeys(flag for when in readers for flag in when))
 
     @property
     def updates(self) -> tuple[str, ...]:

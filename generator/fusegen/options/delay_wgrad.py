@@ -8,6 +8,8 @@ DELAYED_WGRAD = "delayed_wgrad"
 
 
 def _applies_to(facts: ModuleFacts) -> str | None:
+    if facts.chunks:
+        return "an op has a chunk of rows at a time, which gradients of weights could not wait for"
     return None if facts.weight_gradients else "no GEMM gives the gradient of a weight"
 
 

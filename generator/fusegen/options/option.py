@@ -54,6 +54,7 @@ class ModuleFacts:
         grouped_bias: a grouped GEMM adds a bias.
         halves: an expression reads the halves of a row, as gated activations do.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
+        chunks: an op has a chunk of the rows of a tensor at a time.
     """
 
     ops: tuple[str, ...]
@@ -64,6 +65,7 @@ class ModuleFacts:
     grouped_bias: bool = False
     halves: bool = False
     inner_activations: bool = False
+    chunks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

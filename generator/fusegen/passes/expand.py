@@ -82,7 +82,7 @@ def _instance(item: ChainItem, op: OpSpec, tensors: Mapping[str, str]) -> Instan
 def _buffer(name: str, spec: TensorSpec, shape: Shape, leading: str | None) -> Buffer:
     """A tensor has several leading dimensions only where the module's first input has them."""
     shape = shape.led_by(leading)
-    return Buffer(name, spec.dtype, shape, spec.role, spec.optional, spec.drawn)
+    return Buffer(name, spec.dtype, shape, spec.role, spec.optional, spec.drawn, spec.chunk)
 
 
 def _parameters(instance: Instance) -> list[Parameter]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..ir.step import Operand, Step
+from ..ir.step import AttributeValue, Operand, Step
+from ..options import OPTIONS
 from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
 from ..steps import definition, is_printed
 from ..steps.definition import Trait
@@ -88,8 +89,8 @@ def _matches(fusion: FusionSpec, program: str) -> Iterator[Match]:
     for step in pattern:
         kind = definition(step.step)
         positions = tuple(range(max(len(step.in_), len(step.out))))
-        reads: tuple[Slot, ...] = kind.slots
-        writes: tuple[Slot, ...] = kind.results
+        reads: tuple[Slot, ...] = kind.slots_of(step.kind)
+        writes: tuple[Slot, ...] = kind.results_of(step.kind)
         if kind.of_passes:
             reads = writes = positions
         yield Match(
@@ -130,7 +131,8 @@ def _why_not(when: FusionConditions, bound: Bound, facts: Facts) -> str | None:
     if when.amax_pass not in (None, amax_pass):
         return f"recipe {recipe.name!r} needs {'an' if amax_pass else 'no'} amax first"
     for option, word in when.options.items():
-        if facts.choices.get(option) != word:
+        default = next(each.default for each in OPTIONS if each.name == option)
+        if facts.choices.get(option, default) != word:
             return f"the choice of {option} is not {word}"
     return None
 
@@ -164,8 +166,8 @@ def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
         found = (*kept, *again)
         alike = next((p for p in found if (p.primitive, p.kind) == (step.step, step.kind)), None)
         kind = definition(step.step)
-        ins = zip(kind.slots, reads, strict=False)
-        outs = zip(kind.results, writes, strict=False)
+        ins = zip(kind.slots_of(step.kind), reads, strict=False)
+        outs = zip(kind.results_of(step.kind), writes, strict=False)
         if kind.of_passes:
             ins, outs = (
                 zip([slots.get(name, name) for name in names], names, strict=True)
@@ -180,8 +182,15 @@ def _built(fusion: FusionSpec, program: str, bound: Bound) -> Iterator[Step]:
             outputs=tuple(Operand(*each) for each in outs),
             pointwise=alike.pointwise if alike else None,
             rule=fusion.name,
-            attributes=alike.attributes if alike else (),
+            attributes=alike.attributes if alike else _attributes(step, found),
         )
+
+
+def _attributes(step: PatternStep, parts: Sequence[Step]) -> tuple[tuple[str, AttributeValue], ...]:
+    """Scalars of a step of another kind: those of the parts, by their names."""
+    told = {name: value for part in parts for name, value in part.attributes}
+    own = definition(step.step).attributes_of(step.kind)
+    return tuple((each.name, told[each.name]) for each in own if each.name in told)
 
 
 def _kept(pattern: Sequence[PatternStep], parts: Sequence[Step]) -> list[Step]:

@@ -233,8 +233,6 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
         return Store.BINARY if step.input(OTHER) else Store.UNARY
     if step.input("add_scales"):
         return Store.SCALED_BIAS
-    if not step.mutates:
-        return Store.IO
     narrow = buffers[step.out].dtype is DType.IO
     if step.input("accumulate"):
         return Store.ADD_IO if narrow else Store.ADD

@@ -44,7 +44,7 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     def attach(step: Step) -> Step:
         step = _renamed(step, copied)
         if definition(step.primitive).formula:
-            return padding.settle(*_attach_formula(draft, step))
+            return padding.settle(*attach_formula(draft.buffers, step))
         if not is_printed(step):
             padding.see(step)
             return step
@@ -70,7 +70,7 @@ def _renamed(step: Step, names: Mapping[str, str]) -> Step:
     return replace(step, inputs=tuple(inputs))
 
 
-def _attach_formula(draft: Draft, step: Step) -> tuple[Step, Program]:
+def attach_formula(buffers: Mapping[str, Buffer], step: Step) -> tuple[Step, Program]:
     """A step whose kind has an expression of its own, over elements of whatever shape."""
     formula = definition(step.primitive).formula
     assert formula is not None
@@ -78,11 +78,11 @@ def _attach_formula(draft: Draft, step: Step) -> tuple[Step, Program]:
     (result,) = step.outputs
     written = parse(formula(step), slots)
     program = Program(slots, (), (), ((result.slot, written.tree),))
-    operands = tuple(_element(draft.buffers, operand) for operand in step.inputs)
-    out = _element(draft.buffers, result)
+    operands = tuple(_element(buffers, operand) for operand in step.inputs)
+    out = _element(buffers, result)
     types = [each.dtype for each in (*operands, out)]
     wide = [] if {*types} == {DType.IO} else [dtype.value for dtype in types]
-    rows, *columns = draft.buffers[result.buffer].shape.flat
+    rows, *columns = buffers[result.buffer].shape.flat
     math = Pointwise(
         kernel="_".join(("pointwise", step.primitive, str(len(slots)), *wide)),
         operands=operands,

@@ -22,6 +22,7 @@ from ..spec.load import SpecSet
 from ..spec.offers import choices_of, refusal
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
+from .chunk import run_in_chunks, sum_chunks
 from .contract import Context, Observer, Pass
 from .conversions import conversions
 from .cut import cut
@@ -206,6 +207,13 @@ def _join_quantize(draft: Draft, context: Context) -> Draft:
     return _run_by(draft.packed(programs), sets)
 
 
+def _chunk(draft: Draft, context: Context) -> Draft:
+    """Arguments, results and checks of the programs are those of the steps before."""
+    looped, further = run_in_chunks(draft, context.arch, context.recipe)
+    sets = {each.name: each for each in (*draft.kernel_sets, *further)}
+    return replace(looped, kernel_sets=tuple(sets.values()))
+
+
 def _conversions(draft: Draft, context: Context) -> Draft:
     """A module that does nothing but quantise a tensor of a role that the recipe names has them."""
     if draft.exact or not draft.directions[0].programs[0].steps:
@@ -316,6 +324,13 @@ PASSES: tuple[Pass, ...] = (
         before=_of(Property.FLAGGED),
     ),
     Pass(
+        "sum_chunks",
+        "Sums over rows that are there in chunks are added up in fp32, and rounded once.",
+        lambda draft, _: sum_chunks(draft),
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+    ),
+    Pass(
         "views",
         "What is read in other dimensions is saved once, and has these again in the backward.",
         lambda draft, _: view_again(draft),
@@ -412,8 +427,8 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "rewrite_copies",
-        "Fusions of steps that make copies apply: an expression and the quantisation of what it"
-        " gives become one step of one kernel.",
+        "Fusions of steps that make copies apply: a step and the quantisation of what it gives"
+        " become one.",
         _rewrite_copies,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
@@ -423,6 +438,13 @@ PASSES: tuple[Pass, ...] = (
         "Steps that quantise tensors by the same kernel, none of which waits for another, become"
         " one.",
         _join_quantize,
+        needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+    ),
+    Pass(
+        "chunk",
+        "Steps that hand on a chunk of a tensor's rows at a time become one, which runs in a loop.",
+        _chunk,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
     ),

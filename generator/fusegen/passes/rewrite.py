@@ -20,7 +20,9 @@ from ..ir.step import Operand, Rewriting, Step
 from ..spec.arch import ArchSpec
 from ..spec.fusion import FusionPass
 from ..spec.recipe import RecipeSpec
+from ..steps import commutes
 from .draft import Draft
+from .liveness import add_conditions, flags_of
 
 Slot = str | int
 """A slot by its name, or by its position where the op names the slots of a step."""
@@ -206,12 +208,30 @@ def _replaced(bound: Bound, rule: Rewrite, facts: Facts) -> Draft | str:
         if placed is None:
             return f"steps of the {program} would wait for each other"
         programs[program] = placed
-    return replace(
+    rewritten = replace(
         draft.with_buffers({buffer.name: buffer for buffer in built.buffers}),
         forward=programs.get(FORWARD, draft.forward),
         backward=programs.get(BACKWARD, draft.backward),
         rewrites=(*draft.rewrites, Rewriting(rule.name, bound.place)),
     )
+    if rule.stage is Stage.OPS and rule.programs is FusionPass.BACKWARD:
+        return _asked_more_often(draft, rewritten) or rewritten
+    return rewritten
+
+
+def _asked_more_often(before: Draft, after: Draft) -> str | None:
+    """Which step that stays would run for gradients that did not ask for it, if any would.
+
+    A replacement reads for all that it gives what one of its parts read.  A joint rule may choose
+    to: it makes again what others read.
+    """
+    every = {*flags_of(before)}
+    asked = {step.writes: {*step.when} or every for step in add_conditions(before).backward}
+    for step in add_conditions(after).backward:
+        more = ({*step.when} or every) - asked.get(step.writes, every)
+        if more:
+            return f"{_shown(step)} would run for {', '.join(sorted(more))}, too"
+    return None
 
 
 def _placed(bound: Bound, program: str, built: Replacement) -> tuple[Step, ...] | None:
@@ -260,12 +280,22 @@ class _Search:
             return
         if step.rule == self.rule or match.op not in (None, self.ops.get(step.item)):
             return
-        for bound in _assigned(step.inputs, match.reads, match.further, variables):
-            yield from _assigned(step.outputs, match.writes, match.further, bound)
+        for inputs in _orders(step):
+            for bound in _assigned(inputs, match.reads, match.further, variables):
+                yield from _assigned(step.outputs, match.writes, match.further, bound)
 
 
 def _found(draft: Draft, pattern: Sequence[Match], rule: str) -> Iterator[Bound]:
     return _Search(draft, pattern, rule).matches({}, {})
+
+
+def _orders(step: Step) -> Iterator[tuple[Operand, ...]]:
+    """Operands of a step, in every order in which it gives the same bits."""
+    yield step.inputs
+    if commutes(step):
+        first, second, *others = step.inputs
+        changed = (replace(first, buffer=second.buffer), replace(second, buffer=first.buffer))
+        yield (*changed, *others)
 
 
 def _assigned(

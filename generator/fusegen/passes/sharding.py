@@ -30,7 +30,7 @@ from ..ir.program import Program
 from ..ir.quantization import QuantizationSpec, Role
 from ..ir.shapes import split, symbols
 from ..ir.step import HALVES, Access, Step
-from ..steps import decodes, definition, is_gemm, quantizes, sums_rows
+from ..steps import decodes, definition, is_gemm, quantizes, rounds, sums_rows
 from ..steps.pointwise import ROW_GROUPS
 from ..steps.quantize import SUMMED, left_by
 from ..steps.sizes import name_of
@@ -168,7 +168,7 @@ class _Ops:
         """Whether shards give a part, or a partial sum, of what the step gives on the whole."""
         if _groups(step) and self._ragged(step) & self._split_symbols(step, parts):
             return False
-        if is_gemm(step) or sums_rows(step):
+        if is_gemm(step) or sums_rows(step) or rounds(step):
             return True
         if step.pointwise:
             return self._valid_pointwise(step, parts)
@@ -262,6 +262,11 @@ def _groups(step: Step) -> str | None:
 
 
 def _may_read(step: Step, partial: set[str]) -> bool:
-    """Whether a step reads no partial sum, but for the share of a bias in a GEMM of them."""
+    """Whether a step reads no partial sum, but for the share of a bias in a GEMM of them.
+
+    What rounds a partial sum gives one.
+    """
+    if rounds(step):
+        return True
     adds = step.input("add") if is_gemm(step) and step.out in partial else None
     return all(name == adds for name in step.reads if name in partial)

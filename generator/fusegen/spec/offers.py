@@ -38,6 +38,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
         inner_activations=any(map(_recomputed, chain[:-1])),
+        chunks=any(tensor.chunk for op in chain for tensor in op.internal.values()),
     )
 
 

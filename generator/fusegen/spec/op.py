@@ -36,6 +36,9 @@ class TensorSpec:
         interleave: attribute that, when positive, interleaves the halves in blocks of that many.
         broadcast: repeats along rows or columns of a pointwise expression.
         drawn: random bits, which a module draws where its caller gives none.
+        chunk: of an internal tensor and its gradient, how many rows of the outermost dimension
+            kernels have in memory at a time, at most: all steps that touch them run for a chunk of
+            the rows, one behind the other, and a backward makes the tensor again.
     """
 
     shape: ShapeField
@@ -49,6 +52,7 @@ class TensorSpec:
     interleave: Name | None = None
     broadcast: Broadcast | None = None
     drawn: bool = False
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

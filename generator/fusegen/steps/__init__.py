@@ -10,6 +10,7 @@ from ..extensions import extended
 from ..ir.step import Step
 from . import gemm
 from .add import ADD
+from .chunked import CHUNKED
 from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
@@ -17,7 +18,9 @@ from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
 from .group_row_dot import GROUP_ROW_DOT
-from .norm import NORM, NORM_GRAD
+from .narrow import NARROW
+from .norm import ADD_NORM, NORM, NORM_GRAD
+from .norm_quantize import NORM_QUANTIZE
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -37,6 +40,7 @@ SHIPPED: tuple[StepDef, ...] = (
     GROUP_SUM,
     GROUP_ROW_DOT,
     NORM,
+    ADD_NORM,
     NORM_GRAD,
     POINTWISE,
     POINTWISE_GRAD,
@@ -53,6 +57,7 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD_QUANTIZE,
     GEMM_POINTWISE,
     GROUPED_GEMM_POINTWISE,
+    NORM_QUANTIZE,
     SOFTMAX,
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
@@ -60,6 +65,8 @@ SHIPPED: tuple[StepDef, ...] = (
     DROPOUT,
     DROPOUT_GRAD,
     ROTARY,
+    NARROW,
+    CHUNKED,
 )
 """Kinds that come with fusegen."""
 
@@ -155,9 +162,19 @@ def moves_state(step: Step) -> bool:
     return has(step, Trait.MOVES_STATE)
 
 
+def commutes(step: Step) -> bool:
+    """Whether its first two operands may change places."""
+    return has(step, Trait.COMMUTES)
+
+
 def reads_decoded(step: Step) -> bool:
     """Whether it is a GEMM of quantised copies that reads them decoded to 16 bits."""
     return is_gemm(step) and gemm.reads_decoded(step)
+
+
+def rounds(step: Step) -> bool:
+    """Whether it gives its operand in another type, and nothing else."""
+    return has(step, Trait.ROUNDS)
 
 
 def takes(step: Step, slot: str) -> bool:

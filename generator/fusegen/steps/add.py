@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.dtypes import DType
 from ..ir.step import Step
-from .definition import Reference, StepDef
+from .definition import Reference, StepDef, Trait
 from .pointwise import POINTWISE
 
 _SLOTS = ("a", "b", "c", "d", "e", "f", "g", "h")
@@ -35,6 +35,7 @@ ADD = StepDef(
     optional=_SLOTS[2:],
     shapes={None: dict.fromkeys((*_SLOTS, "out"), "T...")},
     dtypes=dict.fromkeys((*_SLOTS, "out"), (DType.IO, DType.FLOAT32)),
+    traits=frozenset((Trait.COMMUTES,)),
     reference=Reference("steps.add", frozenset(_SLOTS)),
     formula=_formula,
     flops=POINTWISE.flops,

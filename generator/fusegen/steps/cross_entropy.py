@@ -77,6 +77,7 @@ CROSS_ENTROPY_GRAD = StepDef(
     dtypes={**_TYPES, "a": (DType.FLOAT32,)},
     indices=_INDICES,
     independent=("T",),
+    in_place={"out": "b"},
     reference=Reference("cross_entropy.backward", frozenset(("a", "b", "targets", "lse"))),
     sizes=_SIZES,
     flops=_flops,

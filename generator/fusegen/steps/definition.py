@@ -27,7 +27,11 @@ class Trait(str, Enum):
     kernel.  RECOMPUTED gives the same bits again from what it reads, in one pass over memory, so
     that a backward may run it instead of the forward saving what it gives.  OBSERVES leaves numbers
     for people: no step runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and
-    nothing else.  JOINS does several steps of one kind, none of which waits for another.
+    nothing else.  JOINS does several steps of one kind, none of which waits for another.  COMMUTES
+    gives the same bits where its first two operands change places.  LOOPS
+    runs several steps of any kinds for a chunk of the rows at a time: what it launches are those.
+    ROUNDS gives its operand in another type: of a part of it a part, of a partial sum a partial
+    sum.
     """
 
     GEMM = "gemm"
@@ -41,6 +45,9 @@ class Trait(str, Enum):
     OBSERVES = "observes"
     MOVES_STATE = "moves_state"
     JOINS = "joins"
+    COMMUTES = "commutes"
+    LOOPS = "loops"
+    ROUNDS = "rounds"
 
 
 Rule = Mapping[str, str]
@@ -107,6 +114,8 @@ class StepDef:
         divisible: sizes that hold another one, or a formula of others, a whole number of times.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
+        in_place: results that may lie in the memory of an operand, by slot: each element of that is
+            read by nobody but who writes the same element, before it does.
         sums: results that are added up along those dimensions: of shards they are partial sums.
         scratch: memory that its kernels need beside operands and results, by slot.
         neutral: values of attributes with which the first result is the first operand, bit for bit.
@@ -134,6 +143,7 @@ class StepDef:
     indices: Mapping[str, str] = field(default_factory=dict)
     divisible: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
+    in_place: Mapping[str, str] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     neutral: Mapping[str, float] = field(default_factory=dict)
@@ -184,6 +194,18 @@ class StepDef:
     def slots(self) -> tuple[str, ...]:
         """Slots of operands in their order, those that may be left out last."""
         return (*self.operands, *self.optional)
+
+    def slots_of(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of operands, those that a variant has first: the order in which specs name them."""
+        return self._first_of(kind, self.slots)
+
+    def results_of(self, kind: str | None) -> tuple[str, ...]:
+        """Slots of results, those that a variant has first."""
+        return self._first_of(kind, self.results)
+
+    def _first_of(self, kind: str | None, slots: tuple[str, ...]) -> tuple[str, ...]:
+        rule = self.shapes.get(kind, {})
+        return tuple(sorted(slots, key=lambda slot: slot not in rule))
 
     @property
     def in_groups(self) -> bool:

@@ -6,14 +6,17 @@ The result is rounded before each expression, as it would be on its way through 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import EpilogueMath
 from ..ir.step import Step
+from . import gemm
 from .add import ADD
 from .definition import StepDef
 from .gemm import GEMM, GROUPED_GEMM
+from .launch import Field, Launch, Origin
 from .pointwise import POINTWISE, POINTWISE_GRAD
 
 OTHER = "other"
@@ -39,13 +42,20 @@ def _epilogue(step: Step) -> Iterator[EpilogueMath]:
         yield EpilogueMath(part.pointwise, of)
 
 
-def _with_epilogue(gemm: StepDef) -> StepDef:
+def _launch(step: Step) -> Launch:
+    """That of the GEMM alone, and what its expressions read."""
+    launch = gemm.launch(step)
+    told = replace(gemm.PLAIN, fields=(*gemm.PLAIN.fields, Field("", Origin.EPILOGUE)))
+    return told if launch is gemm.PLAIN else replace(launch, base=told)
+
+
+def _with_epilogue(kind: StepDef) -> StepDef:
     return StepDef(
-        f"{gemm.name}_pointwise",
+        f"{kind.name}_pointwise",
         kinds=_KINDS,
-        parts=tuple((gemm.name, *(each.name for each in kinds)) for kinds in _EPILOGUES),
-        traits=gemm.traits,
-        launch=gemm.launch,
+        parts=tuple((kind.name, *(each.name for each in row)) for row in _EPILOGUES),
+        traits=kind.traits,
+        launch=_launch,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
@@ -16,6 +17,13 @@ from .launch import Field, Launch, Origin, sizes
 PARTIALS = "partials"
 """Slot of what parts of the rows leave of the gradients of weight and bias: a sum of columns each,
 which are added up in a fixed order."""
+
+ADDED = "add"
+"""Slot of what is added in the same pass, to the input or to its gradient; a sum is rounded, and
+so is the gradient before it is added to."""
+
+TOTAL = "total"
+"""Slot of a sum that a norm is of."""
 
 _PARTS = 132  # ``kNormParts`` of norm_grad.h
 _SIZES = {"rows": "T", "columns": "D"}
@@ -33,17 +41,23 @@ _ROWS = (
     Field("kind", Origin.KIND, "NormKind"),
 )
 
-LAUNCH = Launch(
-    "NormArguments",
-    "norm/norm.h",
+_FIELDS = (
+    Field("x", Origin.OPERAND, "a"),
+    Field("weight", Origin.OPERAND, "weight", optional=True),
+    Field("bias", Origin.OPERAND, "bias", optional=True),
+    Field("y", Origin.RESULT, "out"),
+    Field("mean", Origin.FLOAT_RESULT, "mean"),
+    Field("rstd", Origin.FLOAT_RESULT, "rstd"),
+    *_ROWS,
+)
+LAUNCH = Launch("NormArguments", "norm/norm.h", _FIELDS, assigned=True)
+ADD_LAUNCH = Launch(
+    "AddNormArguments",
+    "norm/add_norm.h",
     (
-        Field("x", Origin.OPERAND, "a"),
-        Field("weight", Origin.OPERAND, "weight", optional=True),
-        Field("bias", Origin.OPERAND, "bias", optional=True),
-        Field("y", Origin.RESULT, "out"),
-        Field("mean", Origin.FLOAT_RESULT, "mean"),
-        Field("rstd", Origin.FLOAT_RESULT, "rstd"),
-        *_ROWS,
+        *(replace(field, name=f"norm.{field.name}") for field in _FIELDS),
+        Field("add", Origin.OPERAND, ADDED),
+        Field("total", Origin.RESULT, TOTAL),
     ),
     assigned=True,
 )
@@ -56,6 +70,7 @@ GRADIENT_LAUNCH = Launch(
         Field("weight", Origin.OPERAND, "weight", optional=True),
         Field("mean", Origin.FLOAT_OPERAND, "mean", optional=True),
         Field("rstd", Origin.FLOAT_OPERAND, "rstd"),
+        Field("add", Origin.OPERAND, ADDED, optional=True),
         Field("dx", Origin.RESULT, "out"),
         Field("dweight", Origin.RESULT, "dweight"),
         Field("dbias", Origin.RESULT, "dbias"),
@@ -68,9 +83,10 @@ GRADIENT_LAUNCH = Launch(
 
 
 def _flops(of: Mapping[str, int], step: Step) -> Expr:
-    """Of statistics and of what follows from them, for each element."""
+    """Of statistics, of what follows from them and of what is added, for each element."""
     extents = dict(step.sizes)
-    return mul(Const(of[step.kind or ""]), product((extents["rows"], extents["columns"])))
+    each = of[step.kind or ""] + (step.input(ADDED) is not None)
+    return mul(Const(each), product((extents["rows"], extents["columns"])))
 
 
 def _scratch(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Results:
@@ -83,7 +99,7 @@ def _scratch(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Res
 
 _X, _ROW, _COLUMNS = "T... D", "T...", "D"
 _FORWARD = {"a": _X, "out": _X, "rstd": _ROW}
-_BACKWARD = {"a": _X, "grad": _X, "rstd": _ROW, "out": _X}
+_BACKWARD = {"a": _X, "grad": _X, "rstd": _ROW, ADDED: _X, "out": _X}
 _STATISTICS = {"mean": (DType.FLOAT32,), "rstd": (DType.FLOAT32,)}
 
 NORM = StepDef(
@@ -107,10 +123,29 @@ NORM = StepDef(
     launch=lambda _: LAUNCH,
 )
 
+_SUMMED = {ADDED: _X, TOTAL: _X}
+
+ADD_NORM = StepDef(
+    "add_norm",
+    operands=("a", ADDED),
+    optional=("weight", "bias"),
+    results=("out", "mean", "rstd", TOTAL),
+    kinds=(_RMS, _LAYER),
+    attributes=NORM.attributes,
+    shapes={kind: {**NORM.shapes[kind], **_SUMMED} for kind in (_RMS, _LAYER)},
+    dtypes=_STATISTICS,
+    independent=("T",),
+    reference=Reference("norms.add_norm", frozenset(("a", ADDED, "weight", "bias"))),
+    sizes=_SIZES,
+    flops=lambda step: _flops(_FLOPS, step),
+    launch=lambda _: ADD_LAUNCH,
+)
+"""The norm of a sum, and the sum."""
+
 NORM_GRAD = StepDef(
     "norm_grad",
     operands=("a", "grad", "rstd"),
-    optional=("weight", "mean"),
+    optional=("weight", "mean", ADDED),
     needed={_LAYER: ("mean",)},
     results=("out", "dweight", "dbias"),
     kinds=(_RMS, _LAYER, _L2),
@@ -130,7 +165,9 @@ NORM_GRAD = StepDef(
     independent=("T",),
     sums=("dweight", "dbias"),
     scratch=_scratch,
-    reference=Reference("norms.norm_grad", frozenset(("a", "grad", "rstd", "mean", "weight"))),
+    reference=Reference(
+        "norms.norm_grad", frozenset(("a", "grad", "rstd", "mean", "weight", ADDED))
+    ),
     sizes=_SIZES,
     flops=lambda step: _flops(_GRADIENT_FLOPS, step),
     launch=lambda _: GRADIENT_LAUNCH,

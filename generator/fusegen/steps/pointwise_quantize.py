@@ -40,7 +40,7 @@ def _infer(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Resul
 LAUNCH = Launch(
     "PointwiseQuantizeArguments",
     "pointwise/pointwise_quantize.h",
-    (Field("", Origin.PARTS, ROW_PARTIALS),),
+    (Field("expression", Origin.PARTS, ROW_PARTIALS),),
     assigned=True,
 )
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..ir.buffers import Buffer
-from ..ir.step import Operand, Step
+from ..ir.step import Step
 from . import quantize
 from .copies import Formats, Results
 from .definition import StepDef, Trait
 from .launch import Field, Launch, Origin
-
-
-def _numbered(operands: Sequence[Operand], number: int) -> Iterator[Operand]:
-    """Operands of a part, whose slots are told from those of the others by its number."""
-    for operand in operands:
-        yield Operand(f"{operand.slot}_{number}", operand.buffer)
+from .parts import numbered
 
 
 def several(parts: Sequence[Step]) -> Step:
     """One step for several that quantise under the same flags, without its kernel."""
-    numbered = tuple(enumerate(parts, 1))
     return Step(
         primitive=QUANTIZE_SEVERAL.name,
         kind=None,
         item="",
-        inputs=tuple(o for n, part in numbered for o in _numbered(part.inputs, n)),
-        outputs=tuple(o for n, part in numbered for o in _numbered(part.outputs, n)),
+        inputs=tuple(o for n, part in enumerate(parts, 1) for o in numbered(part.inputs, n)),
+        outputs=tuple(o for n, part in enumerate(parts, 1) for o in numbered(part.outputs, n)),
         when=parts[0].when,
         output_when=tuple(result for part in parts for result in part.output_when),
         copies=tuple(copy for part in parts for copy in part.copies),

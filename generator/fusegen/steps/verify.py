@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from ..ir.buffers import Buffer, JoinedTensor
 from ..ir.dtypes import DType, bits
+from ..ir.kernel import GemmKind
 from ..ir.program import Program
 from ..ir.segments import Collective
-from ..ir.shapes import Const, Expr, Shape, mul, product
-from ..ir.step import HALVES, Access, PointwiseOperand, Step
+from ..ir.shapes import Const, Expr, Shape, Sym, mul, product, symbols
+from ..ir.step import HALVES, Access, Chunks, PointwiseOperand, Step
 from . import copies_memory, decodes, definition, is_gemm, is_printed, makes_copies, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
@@ -136,8 +137,8 @@ def _order(view: View, _: Buffers) -> Iterator[Fault]:
     """What is read was written before, under every flag that it is read under."""
     there = {name: view.calls(when) for name, when in view.given.items()}
     for step in view.steps:
-        asked = view.calls(step.when)
         for name in step.reads:
+            asked = view.calls(step.asking(name))
             if name not in there:
                 yield view.fault(step, name, "is read, but no step before it writes it")
             elif not asked <= there[name]:
@@ -261,6 +262,7 @@ def _stored(view: View, buffers: Buffers, formats: Formats) -> Iterator[Fault]:
                 yield view.fault(step, name, f"is {dtype.value}, but {slot} is {wanted.value}")
 
 
+_SUMS = ("out", "accumulate")
 _CODES = tuple(dtype for dtype in DType if bits(dtype) <= 8)
 
 
@@ -273,8 +275,8 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
         return _CODES
     if reads_decoded(step) and slot in ("a", "b"):
         return (DType.BFLOAT16,)
-    changed = is_gemm(step) and name in step.mutates
-    return (DType.IO, DType.FLOAT32) if changed else kind.types(slot)
+    summed = is_gemm(step) and GemmKind(step.kind) is GemmKind.WGRAD
+    return (DType.IO, DType.FLOAT32) if summed and slot in _SUMS else kind.types(slot)
 
 
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
@@ -327,6 +329,58 @@ def _accessed(access: Access, shape: Shape, rows: Expr, columns: Expr) -> bool:
     return product(shape.flat[:-1]) == rows and shape.flat[-1] == width
 
 
+def _chunks(view: View, buffers: Buffers) -> Iterator[Fault]:
+    """What is there in chunks stays between parts; a sum of chunks is whole behind the loop."""
+    for step in view.steps:
+        chunks = step.chunks
+        if chunks is None:
+            continue
+        outside = [each for each in view.steps if each is not step]
+        for name, _ in chunks.memory:
+            for other in outside:
+                if name in (*other.reads, *other.writes):
+                    yield view.fault(other, name, "is read or written, but there in chunks alone")
+            if name in view.results:
+                yield view.fault(None, name, "is a result, but there in chunks alone")
+        yield from _shared_chunks(view, step, chunks)
+        yield from _rows_of_chunks(view, step, chunks, buffers)
+
+
+def _shared_chunks(view: View, step: Step, chunks: Chunks) -> Iterator[Fault]:
+    """Tensors whose chunks share memory: only the part that writes the second reads the first."""
+    memory = dict(chunks.memory)
+    for index, part in enumerate(step.parts):
+        places = definition(part.primitive).in_place
+        for result in part.outputs:
+            sharing = {n for n in memory if memory[n] == memory.get(result.buffer)}
+            sharing -= {result.buffer}
+            there = {n for n in sharing if any(n in p.writes for p in step.parts[:index])}
+            if there - {part.input(places.get(result.slot, ""))}:
+                yield view.fault(step, result.buffer, "is written over what it is not made of")
+            for name in there:
+                if any(name in later.reads for later in step.parts[index + 1 :]):
+                    yield view.fault(step, name, "is read after its memory is another's")
+
+
+def _rows_of_chunks(view: View, step: Step, chunks: Chunks, buffers: Buffers) -> Iterator[Fault]:
+    """Rows are the outermost dimension; what has none is shared, or a sum that nothing reads."""
+    rows = Sym(chunks.symbol)
+    for index, part in enumerate(step.parts):
+        later = chunks.later(part)
+        if {*later.writes} != {*part.writes} or not {*part.reads} <= {*later.reads}:
+            yield view.fault(step, part.out, "is another result from the second chunk on")
+        for name in dict.fromkeys((*part.reads, *part.writes)):
+            if any(chunks.symbol in symbols(dim) for dim in buffers[name].shape.flat[1:]):
+                yield view.fault(step, name, f"has {rows} elsewhere than in its outermost place")
+        for name in part.writes:
+            if buffers[name].shape.flat[0] == rows:
+                continue
+            if name not in later.updates:
+                yield view.fault(step, name, "is written by each chunk, but not added up")
+            if any(name in reader.reads for reader in step.parts[index + 1 :]):
+                yield view.fault(step, name, "is read by a chunk before all have added to it")
+
+
 _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _order,
     _conditions,
@@ -337,6 +391,7 @@ _RULES: tuple[Callable[[View, Buffers], Iterator[Fault]], ...] = (
     _elements,
     _copies,
     _math,
+    _chunks,
 )
 
 

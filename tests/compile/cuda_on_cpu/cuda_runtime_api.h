@@ -253,6 +253,8 @@ T max(T a, T b) { return a < b ? b : a; }
 template <class T>
 T __ldg(const T* from) { return *from; }
 template <class T>
+T __ldcg(const T* from) { return *from; }
+template <class T>
 void __stcs(T* to, T value) { *to = value; }
 
 inline uint32_t __float_as_uint(float value) {

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...ir import dtypes
-from ...ir.buffers import size_in_bytes
+from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
 from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
-from ...ir.shapes import product, to_cpp
-from ...ir.step import Copy, Step
+from ...ir.shapes import Expr, Shape, Sym, mul, product, substitute, to_cpp
+from ...ir.step import Chunks, Copy, Step
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...steps import copies_memory, definition
 from ...steps.gemm_pointwise import OTHER
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
-from ...steps.pointwise_quantize import ROW_PARTIALS
 from ...steps.quantize import SUMMED
 from ...steps.update_scale import role_of
 from ..python.conditions import Conditions
@@ -58,7 +57,8 @@ def launch_step(
 
     if copies_memory(step) and lies_there(plan, program, step):
         return LaunchStep(f"{step_comment(step, index)}, the same memory", "", ())
-    lines = _launch(_Place(plan, program, step, reading, conditions))
+    place = _Place(plan, program, step, reading, conditions)
+    lines = _loop(place, step.chunks) if step.chunks else _launch(place)
     opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
     if scopes := scopes_of(plan.options):
         opening = opening or "{"
@@ -67,15 +67,32 @@ def launch_step(
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
 
 
+def _writing(name: str | None) -> str:
+    """The address of a result."""
+    return f"writable({name})"
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A step that is launched, and what its fields are printed from."""
+    """A step that is launched, and what its fields are printed from.
+
+    Attributes:
+        reading: the source of an operand's address.
+        writing: that of a result's.
+        extents: what stands for names of sizes.
+    """
 
     plan: ModulePlan
     program: Program
     step: Step
     reading: Reading
     conditions: Conditions
+    writing: Reading = _writing
+    extents: Mapping[str, Expr] = field(default_factory=dict)
+
+    def size(self, expr: Expr) -> str:
+        """A size, of a chunk where the step runs for one."""
+        return to_cpp(substitute(expr, self.extents))
 
     def operand(self, slot: str) -> str:
         """Address of the operand in a slot; null where there is none."""
@@ -103,6 +120,52 @@ def _launch(place: _Place) -> list[str]:
     return filled(step, launch.arguments, _fields(place, launch), io)
 
 
+def _loop(place: _Place, chunks: Chunks) -> list[str]:
+    """The launches of parts for one chunk behind the other.
+
+    What they share is addressed as it is; of what has rows, those of the chunk.
+    """
+    plan, memory = place.plan, dict(chunks.memory)
+    rows = Sym(chunks.symbol)
+
+    def addressed(name: str | None, address: str) -> str:
+        shape = plan.buffer(name).shape.flat if name and name not in memory else ()
+        if not name or shape[:1] != (rows,):
+            return address
+        row = Buffer(name, plan.buffer(name).dtype, Shape(None, shape[1:]))
+        return f"behind({address}, {to_cpp(mul(Sym(_FIRST), size_in_bytes(row)))})"
+
+    inside = replace(
+        place,
+        reading=lambda name: addressed(name, place.reading(memory.get(name or "", name))),
+        writing=lambda name: addressed(name, place.writing(memory.get(name or "", name))),
+        extents={chunks.symbol: Sym(_ROWS)},
+    )
+    # Sums of no rows at all are zeros, which the first chunk writes.
+    some = f"{_FIRST} == 0 || " if chunks.adding else ""
+    lines = [
+        f"for (int64_t {_FIRST} = 0; {some}{_FIRST} < {rows}; {_FIRST} += {chunks.rows}) {{",
+        f"  const int64_t {_ROWS} = min({rows} - {_FIRST}, {chunks.rows});",
+    ]
+    for number, part in enumerate(place.step.parts, 1):
+        lines += [f"  {line}" for line in _part(replace(inside, step=part), chunks, number)]
+    return [*lines, "}"]
+
+
+def _part(place: _Place, chunks: Chunks, number: int) -> list[str]:
+    """The launch of a part; one that adds up is of another kernel from the second chunk on."""
+    part, later = place.step, chunks.later(place.step)
+    stated = definition(part.primitive).launch
+    assert stated and not any(f.origin in _SEVERAL for f in stated(part).fields), part
+    if later.kernels != part.kernels:
+        chosen = f"({_FIRST} == 0 ? {part.kernels} : {later.kernels})"
+        place = replace(place, step=replace(part, kernels=chosen))
+    lines = _launch(place)
+    if part.when:
+        lines = [f"if ({place.conditions.text(part.when)}) {{", *(f"  {x}" for x in lines), "}"]
+    return [f"// {step_comment(part, number)}", *lines]
+
+
 def _words(place: _Place, launch: Launch) -> list[str]:
     """Values of a struct in order, each behind its name."""
     begun = [f"{{{', '.join(_words(place, launch.base))}}}"] if launch.base else []
@@ -119,9 +182,9 @@ def _word(name: str, value: str) -> str:
 def _fields(place: _Place, launch: Launch) -> dict[str, str]:
     """Values by field; empty ones keep their defaults."""
     values: dict[str, str] = {}
-    for field in launch.fields:
-        several = _SEVERAL.get(field.origin)
-        values |= several(place, field.of) if several else {field.name: _value(place, field)}
+    for each in launch.fields:
+        several = _SEVERAL.get(each.origin)
+        values |= several(place, each) if several else {each.name: _value(place, each)}
     return values
 
 
@@ -135,12 +198,12 @@ def _value(place: _Place, field: Field) -> str:
             return _typed(field.origin, place.operand(field.of))
         case Origin.RESULT | Origin.FLOAT_RESULT | Origin.INTEGER_RESULT:
             name = place.result(field.of)
-            return _typed(field.origin, f"writable({name})") if name else ""
+            return _typed(field.origin, place.writing(name)) if name else ""
         case Origin.LENGTH:
             name = place.result(field.of)
-            return to_cpp(plan.buffer(name).shape.dims[0]) if name else ""
+            return place.size(plan.buffer(name).shape.dims[0]) if name else ""
         case Origin.SIZE:
-            return to_cpp(dict(step.sizes)[field.of])
+            return place.size(dict(step.sizes)[field.of])
         case Origin.ATTRIBUTE:
             return _attribute(step, field.of)
         case Origin.KIND:
@@ -189,13 +252,20 @@ def _pitch(plan: ModulePlan, copy: Copy) -> str:
     return to_cpp(buffer.shape.dims[-1])
 
 
-def _parts_fields(place: _Place, partials: str) -> dict[str, str]:
-    """What the parts say, without the tensor between them."""
+def _parts_fields(place: _Place, field: Field) -> dict[str, str]:
+    """What the parts say, without the tensor between them; the first one's below a field."""
     first, second = place.step.parts
-    expression = _pointwise_fields(first, place.reading, without=second.input("a"))
-    fields = {f"expression.{name}": value for name, value in expression.items()}
-    if buffer := place.result(partials):
-        fields[ROW_PARTIALS] = f"floats({writable(buffer, '')})"
+    tensor = second.input("a")
+    if first.pointwise:
+        own = _pointwise_fields(first, place.reading, without=tensor)
+    else:
+        stated = definition(first.primitive).launch
+        assert stated is not None, first
+        left = tuple(each for each in first.outputs if each.buffer != tensor)
+        own = _fields(replace(place, step=replace(first, outputs=left)), stated(first))
+    fields = {f"{field.name}.{name}": value for name, value in own.items()}
+    if buffer := place.result(field.of):
+        fields[field.of] = f"floats({writable(buffer, '')})"
     if second.when != first.when:
         fields["quantizes"] = place.conditions.text(second.when)
     quantized = _quantize_fields(replace(place, step=second))
@@ -384,13 +454,14 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
 
 def _epilogue_fields(at: _Place) -> dict[str, str]:
     """What the expressions behind a GEMM read besides its result."""
-    if not at.step.parts:
-        return {}
     other = at.operand(OTHER)
     attributes = [value for part in at.step.parts for _, value in part.attributes]
     scalars = ", ".join(f"static_cast<float>({scalar(value)})" for value in attributes)
     return {"epilogue": f"{{{other}, {{{scalars}}}}}" if scalars else f"{{{other}}}"}
 
+
+_FIRST, _ROWS = "first", "rows"
+"""The first row of a chunk and how many it has, as launches in a loop call them."""
 
 _SMS = "sms"
 """The number of multiprocessors, which a launcher asks the device for."""
@@ -402,14 +473,14 @@ _POINTERS = {
     Origin.INTEGER_RESULT: "integers",
 }
 
-_SEVERAL: Mapping[Origin, Callable[[_Place, str], dict[str, str]]] = {
+_SEVERAL: Mapping[Origin, Callable[[_Place, Field], dict[str, str]]] = {
     Origin.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
     Origin.EPILOGUE: lambda at, _: _epilogue_fields(at),
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,
     Origin.EACH_PART: lambda at, _: _each_part_fields(at),
-    Origin.SCALE_STRIDES: lambda at, slot: _scale_strides(at, slot),
+    Origin.SCALE_STRIDES: lambda at, field: _scale_strides(at, field.of),
     Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),
     Origin.DELAYED_STATE: lambda at, _: _delayed_fields(at, role_of(at.step)),
 }

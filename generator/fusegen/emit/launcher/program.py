@@ -114,6 +114,7 @@ def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, 
     """What the launcher includes, sorted."""
     own = {"checks", "stable", *(scope.cpp for scope in scopes_of(plan.options))}
     own |= {"changes"} if any(program.changes for program in programs) else set()
+    own |= {"chunks"} if any(step.chunks for step in plan.steps) else set()
     own |= {"workspace"} if any(program.workspace for program in programs) else set()
     dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
     return tuple(sorted((*dispatch, *(f"fusegen/host/{name}.h" for name in own))))

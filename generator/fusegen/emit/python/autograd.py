@@ -40,7 +40,7 @@ class AutogradText:
         held: copies of weights that the backward reads; they may not change before it.
         carried: state of the backward; it is neither saved nor returned.
         left: source of all that the forward left.
-        left_names: of what that is.
+        unpacked_left: names of what that is, where the backward needs them; else empty.
         backward_saved: arguments of the backward op that the forward left.
         backward_rest: its arguments after these.
         gradients: what ``backward`` returns, one value per argument of ``forward``.
@@ -65,7 +65,7 @@ class AutogradText:
     held: tuple[str, ...]
     carried: tuple[str, ...]
     left: str
-    left_names: tuple[str, ...]
+    unpacked_left: str
     backward_saved: tuple[str, ...]
     backward_rest: tuple[str, ...]
     gradients: tuple[str, ...]
@@ -108,7 +108,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     untold = asked_of_inputs - {*plan.forward.flags}
     saved = tuple(result.buffer for result in plan.saved)
     conditions = named_conditions(
-        plan.forward, lambda names: (_saved_source(plan, each, names) for each in plan.saved)
+        plan.forward,
+        lambda names: (_saved_source(plan, each, names) for each in plan.saved),
+        saved=plan.saved,
     )
     results = tuple(result.buffer for result in plan.forward.results)
     carried = (*(name for name in read if name not in held), *later_groups, *words)
@@ -116,6 +118,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
     backward = {argument.buffer for argument in plan.backward.arguments}
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
+    typed = plan.own_type_argument(plan.backward)
+    unpacks = bool(plan.wgrad) or (bool(main_grads) and typed != gradient(plan.outputs[0]))
     return AutogradText(
         name=f"_{plan.class_name}",
         twin="" if main_grads or plan.wgrad or plan.process_groups else f"_{plan.class_name}Twin",
@@ -145,9 +149,9 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         held=held,
         carried=carried,
         left=left,
-        left_names=(*saved, *held),
+        unpacked_left=f"({', '.join((*saved, *held))},)" if unpacks else "",
         backward_saved=tuple(name for name in (*saved, *held) if name in backward)
-        if plan.wgrad
+        if unpacks
         else (f"*{left}",),
         backward_rest=(
             *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
@@ -202,8 +206,8 @@ def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
         asked = f"ctx.{dummy(argument.name)}"
         wanted = f"{asked} and {argument.flag}"
-        dy = gradient(plan.outputs[0])
-        return f"_library.dummy_grad({dy}, {buffer}, {asked}) if {wanted} else None"
+        typed = plan.own_type_argument(plan.backward)
+        return f"_library.dummy_grad({typed}, {buffer}, {asked}) if {wanted} else None"
     name = gradient(argument.name)
     conditional = plan.backward.flags and not plan.returns_none("backward")
     return f"{name} if {argument.flag} else None" if conditional else name

@@ -263,7 +263,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
         refresh=refresh_text(plan, states),
-        wgrad=wgrad_text(plan, autograd.left_names),
+        wgrad=wgrad_text(plan),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
         process_groups=plan.process_groups,

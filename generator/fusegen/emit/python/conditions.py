@@ -10,6 +10,7 @@ from itertools import chain
 
 from ...ir.names import plain
 from ...ir.program import Program
+from ...ir.step import Result
 from ...steps import quantizes
 
 _WORD = re.compile(r"\w+")
@@ -70,6 +71,7 @@ def named_conditions(
     program: Program,
     texts: Callable[[Conditions], Iterable[str]],
     language: Language = PYTHON,
+    saved: Iterable[Result] = (),
 ) -> Conditions:
     """Names for those conditions of an op that a function asks more than once.
 
@@ -77,19 +79,21 @@ def named_conditions(
         program: the op.
         texts: all source of the function in which conditions stand, as these spell them.
         language: of the function.
+        saved: what the function saves besides results of the op.
     """
-    candidates = _names(program)
+    candidates = _names(program, saved)
     spelled = texts(Conditions(candidates, language))
     uses = Counter(chain.from_iterable(map(_WORD.findall, spelled)))
     often = {when: name for when, name in candidates.items() if uses[name] > 1}
     return Conditions(often, language)
 
 
-def _names(program: Program) -> dict[tuple[str, ...], str]:
+def _names(program: Program, saved: Iterable[Result]) -> dict[tuple[str, ...], str]:
     """A name for every condition that is more than one flag, the first thing it decides on."""
     taken = set(map(plain, program.flags))
     found: dict[tuple[str, ...], str] = {}
-    for when, name in _decisions(program):
+    kept = ((result.when, f"keep_{plain(result.buffer)}") for result in saved)
+    for when, name in (*_decisions(program), *kept):
         if len(when) > 1 and when not in found:
             if name in taken:
                 name = "_or_".join((plain(when[0]), *(plain(flag)[5:] for flag in when[1:])))

@@ -26,7 +26,6 @@ class WgradText:
         weights: whose gradients.
         paths: of these in the class.
         main_grads: buffers that these go to, if any.
-        unpack: targets of all that the forward left.
         kept: sources in the backward of the op's operands.
         asked: sources in the backward of the flags.
         operands: names of what was kept.
@@ -42,7 +41,6 @@ class WgradText:
     weights: tuple[TensorText, ...]
     paths: tuple[str, ...]
     main_grads: tuple[MainGradText, ...]
-    unpack: str
     kept: tuple[str, ...]
     asked: tuple[str, ...]
     operands: tuple[str, ...]
@@ -54,7 +52,7 @@ class WgradText:
     call_arguments: tuple[str, ...]
 
 
-def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
+def wgrad_text(plan: ModulePlan) -> WgradText | None:
     if plan.wgrad is None:
         return None
     printed = program_text(plan, plan.wgrad)
@@ -90,7 +88,6 @@ def wgrad_text(plan: ModulePlan, left: tuple[str, ...]) -> WgradText | None:
         ),
         paths=tuple(paths[leaf].removeprefix("self.") for leaf in plan.delayed),
         main_grads=main_grads,
-        unpack=f"({', '.join(left)},)",
         kept=tuple(kept(argument) for argument in operands),
         asked=flags,
         operands=tuple(argument.buffer for argument in operands),

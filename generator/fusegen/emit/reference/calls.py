@@ -15,10 +15,12 @@ from ...steps import (
     copies_memory,
     decodes,
     definition,
+    is_gemm,
     is_printed,
     moves_state,
     observes,
     quantizes,
+    rounds,
     row_sum,
 )
 from ...steps.pointwise import ROW_GROUPS
@@ -121,8 +123,8 @@ def step_text(
     else:
         words = _slots(tuple(o for o in step.inputs if o.slot not in ("accumulate", ROW_GROUPS)))
         words += [f"{name}={scalar(value)}" for name, value in step.attributes]
-        wide = _is_wide(plan, program, step)
-        words += ["dtype=torch.float32"] if wide else []
+        dtype = _own_type(plan, program) if rounds(step) else _type_of_sums(plan, program, step)
+        words += [f"dtype={dtype}"] if dtype else []
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     groups = step.input(ROW_GROUPS)
     call = f"steps.within({call}, {groups})" if groups else call
@@ -163,9 +165,18 @@ def _function(step: Step) -> str:
     return definition(step.primitive).function(step.kind, of_copies=bool(step.copies))
 
 
-def _is_wide(plan: ModulePlan, program: Program, step: Step) -> bool:
-    """Whether a GEMM goes to a buffer of the caller's in fp32."""
-    return step.out in program.mutated and plan.buffer(step.out).dtype is DType.FLOAT32
+def _type_of_sums(plan: ModulePlan, program: Program, step: Step) -> str:
+    """The type of a GEMM's result where that is fp32: a caller's buffer, or a sum to be rounded."""
+    if not is_gemm(step) or plan.buffer(step.out).dtype is not DType.FLOAT32:
+        return ""
+    if step.out in program.mutated:
+        return "torch.float32"
+    return f"torch.promote_types({_own_type(plan, program)}, torch.float32)"
+
+
+def _own_type(plan: ModulePlan, program: Program) -> str:
+    """The module's own type, as a program's arguments tell it."""
+    return f"{plan.own_type_argument(program)}.dtype"
 
 
 def _accumulated(step: Step, call: str) -> str:
@@ -273,16 +284,15 @@ def _read_copies(plan: ModulePlan, program: Program, step: Step) -> list[str]:
 def _dequantize_call(plan: ModulePlan, program: Program, step: Step) -> str:
     words = _read_copies(plan, program, step)
     words += [f"group_sizes={o.buffer}" for o in step.inputs if o.slot == "groups"]
-    call = f"{_function(step)}({', '.join(words)}).to({plan.own_type_argument(program)}.dtype)"
+    call = f"{_function(step)}({', '.join(words)}).to({_own_type(plan, program)})"
     return _with_leading(plan, program, step, call)
 
 
 def _gemm_of_copies(plan: ModulePlan, program: Program, step: Step) -> str:
     words = _read_copies(plan, program, step)
     words += [step.copies[0].groups] if step.copies[0].groups else []
-    wide = _is_wide(plan, program, step)
-    own = f"{plan.own_type_argument(program)}.dtype"
-    words.append(f"dtype={'torch.float32' if wide else own}")
+    dtype = _type_of_sums(plan, program, step) or _own_type(plan, program)
+    words.append(f"dtype={dtype}")
     words += [f"{o.slot}={o.buffer}" for o in step.inputs if o.slot in ("add", "add_scales")]
     call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
     return _with_leading(plan, program, step, call)

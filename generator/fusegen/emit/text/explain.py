@@ -9,8 +9,8 @@ from ...ir.kernel_set import KernelSet
 from ...ir.plan import ModulePlan, Status
 from ...ir.program import Direction, Program
 from ...ir.segments import Start, Wait
-from ...ir.shapes import Binary, Const, Expr, Operator, add, mul, to_markdown
-from ...ir.step import Result, Step
+from ...ir.shapes import Binary, Const, Expr, Operator, Sym, add, ceildiv, mul, to_markdown
+from ...ir.step import Chunks, Result, Step
 from ...steps import copies_memory, decodes
 from ..launcher.memory import lies_there, shared_memory
 from ..python.conditions import any_of
@@ -195,17 +195,45 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
     called = _under(program.when)
     yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
-    yield from _table(_step_row(plan, program, s, i) for i, s in enumerate(program.steps, 1))
+    yield from _table(r for i, s in enumerate(program.steps, 1) for r in _rows(plan, program, s, i))
+
+
+def _rows(plan: ModulePlan, program: Program, step: Step, index: int) -> Iterator[tuple[str, ...]]:
+    """A row for a step; behind one that runs in a loop, a row for each of its parts."""
+    if step.chunks is None:
+        yield _step_row(plan, program, step, index)
+        return
+    when = f"if {any_of(step.when)}" if step.when else ""
+    loop = f"{step.chunks.rows} rows of {step.chunks.symbol} at a time"
+    yield (step_comment(step, index), "", _flops(step), loop, when, "")
+    for number, part in enumerate(step.parts, 1):
+        yield _part_row(plan, step.chunks, part, f"{index}.{step_comment(part, number)}")
+
+
+def _part_row(plan: ModulePlan, chunks: Chunks, part: Step, words: str) -> tuple[str, ...]:
+    """A part of a loop: every chunk reads again what has no rows, and adds to a sum of them."""
+    later, rows = chunks.later(part), Sym(chunks.symbol)
+    touched = [plan.buffer(name) for name in (*later.loads, *later.writes)]
+    count = ceildiv(rows, chunks.rows)
+    shared = [size_in_bytes(each) for each in touched if each.shape.flat[0] != rows]
+    moved = [_formula(each for each in touched if each.shape.flat[0] == rows)]
+    moved += [to_markdown(mul(count, size)) for size in shared]
+    kernels = " then ".join(dict.fromkeys(each.kernels or "" for each in (part, later)))
+    when = f"if {any_of(part.when)}" if part.when else ""
+    return (words, kernels, _flops(part), f"{' + '.join(moved)} bytes", when, "")
+
+
+def _flops(step: Step) -> str:
+    return f"{to_markdown(step.flops)} flop" if step.flops else ""
 
 
 def _step_row(plan: ModulePlan, program: Program, step: Step, index: int) -> tuple[str, ...]:
-    flops = f"{to_markdown(step.flops)} flop" if step.flops else ""
     moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
     if plan.kernel_sets and copies_memory(step) and lies_there(plan, program, step):
         moved = "the same memory"
     when = f"if {any_of(step.when)}" if step.when else ""
     origin = f"rule {step.rule}" if step.rule else ""
-    return (step_comment(step, index), step.kernels or "", flops, moved, when, origin)
+    return (step_comment(step, index), step.kernels or "", _flops(step), moved, when, origin)
 
 
 def _saved(plan: ModulePlan) -> Iterator[str]:

@@ -138,8 +138,9 @@ struct Loaded {
   }
 };
 
-// Grid (parts).
-template <class Element, class S, bool centred>
+// Grid (parts). `adds`: whether something is added to dx, which is loaded before the sums of its row,
+// and used behind them: registers for that of the next row, too, are not left.
+template <class Element, class S, bool centred, bool adds>
 static __global__ void __launch_bounds__(S::kThreads, 1)
     grad_kernel(const __grid_constant__ NormGradArguments in) {
   extern __shared__ float4 column_sums[];
@@ -163,6 +164,12 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   for (int turn = 0; first < in.rows; first += step, turn ^= 1) {
     const Loaded<Element, S> now = next;
     if (first + step < in.rows) next = Loaded<Element, S>(in, first + step + place.row, place);
+    const int64_t row = first + place.row;
+    const bool writes = in.dx != nullptr && row < in.rows;
+    [[maybe_unused]] uint4 added[S::kVectors];
+    if constexpr (adds) {
+      load_row<Element, S>(added, in.add, row * columns, columns, writes, place);
+    }
     float means[1 + centred] = {};
 #pragma unroll
     for (int i = 0; i < S::kVectors; ++i) {
@@ -173,15 +180,16 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
     add_up<S>(means, across[turn]);
 #pragma unroll
     for (int i = 0; i < 1 + centred; ++i) means[i] /= count;
-    const int64_t row = first + place.row;
 #pragma unroll
     for (int i = 0; i < S::kVectors; ++i) {
       const int column = place.column(i);
       if (column >= columns) continue;
-      if (in.dx != nullptr && row < in.rows) {
-        auto* const dx = static_cast<Element*>(in.dx) + row * columns + column;
-        *reinterpret_cast<uint4*>(dx) = input_gradient<Element, centred>(
-            now.row, means, now.x[i], now.dy[i], gamma(column));
+      if (writes) {
+        uint4 dx = input_gradient<Element, centred>(now.row, means, now.x[i], now.dy[i],
+                                                    gamma(column));
+        if constexpr (adds) dx = plus<Element>(dx, added[i]);
+        auto* const to = static_cast<Element*>(in.dx) + row * columns + column;
+        *reinterpret_cast<uint4*>(to) = dx;
       }
       const Values gradient = unpack<Element>(now.dy[i]);
       if (wanted.weight) {
@@ -224,9 +232,12 @@ static __global__ void __launch_bounds__(1024)
   for (int i = 0; i < 1 + centred; ++i) means[i] /= count_of(in.kind, columns);
 #pragma unroll 2
   for (int column = place.column(0); column < columns; column += S::kColumns) {
-    const uint4 result = input_gradient<Element, centred>(
+    uint4 result = input_gradient<Element, centred>(
         row, means, load_vector<Element>(in.x, begin + column),
         load_vector<Element>(in.dy, begin + column), gamma(column));
+    if (in.add != nullptr) {
+      result = plus<Element>(result, load_vector<Element>(in.add, begin + column));
+    }
     *reinterpret_cast<uint4*>(static_cast<Element*>(in.dx) + begin + column) = result;
   }
 }
@@ -324,15 +335,25 @@ Status with_grad_shape(int64_t columns, const Launch& launch) {
   return launch(Shape<kGradThreads, 512, 4>());
 }
 
-template <class Element, class S, bool centred>
+template <class Element, class S, bool centred, bool adds>
 Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
   static std::atomic<uint64_t> allowed{0};
-  const auto kernel = &grad_kernel<Element, S, centred>;
+  const auto kernel = &grad_kernel<Element, S, centred, adds>;
   Status status = allow_shared_memory(kernel, (1 + centred) * ColumnSums<S>::kBytes, allowed);
   if (!status.ok()) return status;
   Grid grid{dim3(unsigned(parts)), S::kThreads};
   grid.shared_bytes = Sums(in).count() * ColumnSums<S>::kBytes;
   return launch_kernel("cudaLaunchKernelEx(norm_grad)", kernel, grid, stream, in);
+}
+
+template <class Element, class S>
+Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
+  if (in.kind == NormKind::layer) {
+    return in.add != nullptr ? launch_rows<Element, S, true, true>(in, parts, stream)
+                             : launch_rows<Element, S, true, false>(in, parts, stream);
+  }
+  return in.add != nullptr ? launch_rows<Element, S, false, true>(in, parts, stream)
+                           : launch_rows<Element, S, false, false>(in, parts, stream);
 }
 
 template <class Element>
@@ -367,8 +388,7 @@ static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
     status = norm::with_grad_shape(in.columns, [&](auto shape) {
       using S = decltype(shape);
       parts = int(std::min(norm::ceil_div(in.rows, S::kRows), kNormParts));
-      return in.kind == NormKind::layer ? norm::launch_rows<Element, S, true>(in, parts, stream)
-                                        : norm::launch_rows<Element, S, false>(in, parts, stream);
+      return norm::launch_rows<Element, S>(in, parts, stream);
     });
   }
   if (!status.ok() || sums == 0) return status;

@@ -31,7 +31,7 @@ struct CrossEntropyGradArguments {
   const void* x;           // [rows, columns]
   const int64_t* targets;  // [rows]
   const float* lse;        // [rows]
-  void* dx;                // [rows, columns]
+  void* dx;                // [rows, columns]; may be x
   float label_smoothing;
   float z_loss;
   int64_t ignore_index;

@@ -3,6 +3,10 @@
 // The forward left the logarithm of the sum of each row's exponentials, so every vector stands for
 // itself: rows are cut into pieces of 8192 logits, a CTA of 256 threads each; of rows of up to 1024
 // a warp has one. Rows whose target is ignored are zero, and nothing of them is read.
+//
+// The gradient may lie where the logits do: a thread has read a vector before it writes it, and no
+// other thread reads it. So loads are plain ones: those past the L1 cache's coherence are for what no
+// kernel writes meanwhile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -79,7 +83,7 @@ static __global__ void __launch_bounds__(Team::kCta, Team::kCtasPerSm)
 #pragma unroll
   for (int v = 0; v < kPieceVectors; ++v) {
     const int vector = first + v * Team::kSize;
-    packed[v] = vector < count ? __ldg(x + vector) : uint4{};
+    packed[v] = vector < count ? x[vector] : uint4{};
   }
   const RowGradient gradient(in, row, target);
 #pragma unroll

@@ -57,6 +57,18 @@ struct Statistics {
   }
 };
 
+// Where rows come from: memory.
+template <class Element>
+struct LoadRows {
+  const void* x;
+
+  template <class S>
+  __device__ __forceinline__ void load(uint4 (&row)[S::kVectors], int64_t begin, int columns,
+                                       bool there, const Place<S>& place) const {
+    load_row<Element, S>(row, x, begin, columns, there, place);
+  }
+};
+
 // Where rows go, 16 bytes at a time, as soon as they are rounded.
 template <class Element>
 struct StoreRows {
@@ -68,9 +80,10 @@ struct StoreRows {
   }
 };
 
-template <class Element, class S, bool centred, class Sink>
+template <class Element, class S, bool centred, class Source, class Sink>
 static __global__ void __launch_bounds__(S::kThreads, kBlocksPerSm<S>)
-    kernel(const __grid_constant__ NormArguments in, const __grid_constant__ Sink sink) {
+    kernel(const __grid_constant__ NormArguments in, const __grid_constant__ Source source,
+           const __grid_constant__ Sink sink) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   const Place<S> place;
@@ -78,7 +91,7 @@ static __global__ void __launch_bounds__(S::kThreads, kBlocksPerSm<S>)
   const int64_t row = int64_t(blockIdx.x) * S::kRows + place.row;
   const bool there = row < in.rows;
   uint4 x[S::kVectors];
-  load_row<Element, S>(x, in.x, row * columns, columns, there, place);
+  source.template load<S>(x, row * columns, columns, there, place);
 
   const float count = count_of(in.kind, columns);
   const auto found =
@@ -124,21 +137,27 @@ Status with_shape(int64_t columns, const Launch& launch) {
   return launch(Shape<512, 512, 16>());
 }
 
+template <class Element, class Source, class Sink>
+Status launch(const char* call, const NormArguments& in, const Source& source, const Sink& sink,
+              Stream& stream) {
+  const Status status = check_rows(in.rows, in.columns);
+  if (!status.ok() || in.rows == 0) return status;
+  return with_shape(in.columns, [&](auto shape) {
+    using S = decltype(shape);
+    const auto of_kind = in.kind == NormKind::layer ? &kernel<Element, S, true, Source, Sink>
+                                                    : &kernel<Element, S, false, Source, Sink>;
+    const Grid grid{dim3(unsigned(ceil_div(in.rows, S::kRows))), S::kThreads};
+    return launch_kernel(call, of_kind, grid, stream, in, source, sink);
+  });
+}
+
 }  // namespace norm
 
 template <class Element>
 static Status launch_norm(const NormArguments& in, Stream& stream) {
-  const Status status = norm::check_rows(in.rows, in.columns);
-  if (!status.ok() || in.rows == 0) return status;
-  using Sink = norm::StoreRows<Element>;
-  const Sink sink{static_cast<Element*>(in.y), in.columns};
-  return norm::with_shape(in.columns, [&](auto shape) {
-    using S = decltype(shape);
-    const auto kernel = in.kind == NormKind::layer ? &norm::kernel<Element, S, true, Sink>
-                                                   : &norm::kernel<Element, S, false, Sink>;
-    const Grid grid{dim3(unsigned(norm::ceil_div(in.rows, S::kRows))), S::kThreads};
-    return launch_kernel("cudaLaunchKernelEx(norm)", kernel, grid, stream, in, sink);
-  });
+  const norm::LoadRows<Element> source{in.x};
+  const norm::StoreRows<Element> sink{static_cast<Element*>(in.y), in.columns};
+  return norm::launch<Element>("cudaLaunchKernelEx(norm)", in, source, sink, stream);
 }
 
 }  // namespace fusegen

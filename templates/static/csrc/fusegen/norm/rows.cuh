@@ -79,6 +79,16 @@ __device__ __forceinline__ void load_row(uint4 (&row)[S::kVectors], const void* 
   }
 }
 
+// The sum of two vectors, rounded as if a step of its own had stored it.
+template <class Element>
+__device__ __forceinline__ uint4 plus(const uint4& vector, const uint4& added) {
+  Values sum = unpack<Element>(vector);
+  const Values more = unpack<Element>(added);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) sum.of[j] += more.of[j];
+  return pack<Element>(sum);
+}
+
 // Has the compiler unpack a row anew behind this: kept for a second use, its values would take twice
 // the registers.
 template <int count>
