@@ -121,6 +121,15 @@ GEMMS = (
     Gemm(Family.DECODED, "wgrad", SMALL_PLAIN, "none_row", store="fp32"),
     Gemm(Family.DECODED, "dgrad", SMALL_PLAIN, "tensor_none"),
     Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="scaled_bias"),
+    # Expressions of results: all that comes in buffers has come, or the tile has more than these.
+    Gemm(Family.PLAIN, "fprop", WIDE_PLAIN, store="binary"),
+    Gemm(Family.PLAIN, "dgrad", SMALL_PLAIN, store="binary"),
+    Gemm(Family.PLAIN, "dgrad", WIDE_PLAIN, store="unary"),
+    Gemm(Family.FAST, "fprop", TURNS, "row", "e4m3_e4m3", store="binary"),
+    Gemm(Family.SPLIT, "dgrad", NARROW, "tensor", "e5m2_e4m3", store="binary"),
+    Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="binary"),
+    Gemm(Family.DECODED, "dgrad", SMALL_PLAIN, AMAXES, store="binary"),
+    Gemm(Family.DECODED, "fprop", WIDE_PLAIN, "row_row", store="unary"),
 )
 
 
@@ -133,7 +142,17 @@ IN_STEP = {
 }
 
 
+# A kernel with an epilogue runs beside the one without.
+WITH_EPILOGUE = tuple(
+    each
+    for each in CASES
+    if each.name in ("ragged", "dense", "sizes_out_of_range", "tiny", "no_group_has_tokens")
+)
+
+
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
+    if gemm.store in ("unary", "binary"):
+        return WITH_EPILOGUE
     long_group = (LONG_GROUP,) if gemm.store in ("add", "add_io") else ()
     in_step = (IN_STEP[gemm],) if gemm in IN_STEP else ()
     return (*CASES, *long_group, *in_step)
@@ -159,7 +178,7 @@ FAULTS = (
     ),
     # Old values come into a buffer before what was stored from it has been read.
     Fault(
-        "sink/loaded_add.sm90.cuh",
+        "sink/loaded.sm90.cuh",
         "cute::tma_store_wait<Buffers == 1 ? 0 : 1>();",
         "",
         BROKEN_ADD.name,

@@ -74,6 +74,12 @@ GEMMS = (
     Gemm("dgrad", SQUARE, decoded="tensor_tensor"),
     Gemm("fprop", TALL, "scaled_bias", decoded="none_row"),
     Gemm("wgrad", TALL, "fp32", decoded="row_tensor"),
+    # Expressions of results.
+    Gemm("fprop", WIDE, "binary"),
+    Gemm("dgrad", SQUARE, "binary"),
+    Gemm("dgrad", SMALL, "unary"),
+    Gemm("dgrad", SQUARE, "binary", decoded="amaxes"),
+    Gemm("fprop", TALL, "unary", decoded="row_row"),
 )
 # Contractions of fewer steps than stages, one after the other, and groups without any.
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))

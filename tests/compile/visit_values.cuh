@@ -77,7 +77,6 @@ void visit(const Visits visits, const Arguments in, const int32_t columns) {
     }
   }
   auto visitors = visits.template begin<Values>(in.tile, in.place, columns, threadIdx.x);
-  visitors.visit_whole(fragment, in.tile, in.place);
   MatrixSink<Width> sink{in.results, columns};
   store_fragment(fragment, visitors, sink, in.tile, in.place, columns);
 }

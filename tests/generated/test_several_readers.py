@@ -116,6 +116,14 @@ def signed_linear(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return (2.0 * h * torch.rsqrt(h * h + 0.125),)
 
 
+def linear_around(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return (p["x"] @ p["fc_weight"].T + p["fc_bias"] + p["x"],)
+
+
+def split_linear(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return p["x"] @ p["fc_weight"].T + p["fc_bias"], p["x"].clone()
+
+
 def residual_experts(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
     rows, start = [], 0
     for group, size in enumerate(p["split_sizes"].tolist()):
@@ -139,6 +147,8 @@ EXACT: dict[str, Callable[[dict[str, Tensor]], tuple[Tensor, ...]]] = {
         with_hidden,
         forked_linear,
         signed_linear,
+        linear_around,
+        split_linear,
         residual_experts,
     )
 }

@@ -22,10 +22,11 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
 from fusegen.spec.cells import with_options
 from fusegen.spec.chains import chain_of
+from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
 from fusegen.spec.op import OpSpec
-from fusegen.steps import STEPS
+from fusegen.steps import definition
 from fusegen.steps.definition import Trait
 from fusegen.steps.norm_quantize import NORM_QUANTIZE
 
@@ -80,8 +81,9 @@ def activations(specs: SpecSet) -> tuple[str, ...]:
 
 def merges(plan: ModulePlan) -> bool:
     """Whether an expression and the quantisation of its result are one step, both ways."""
-    printed = {kind.name for kind in STEPS if Trait.PRINTED in kind.traits}
-    return kinds_of(plan) >= {kind.name for kind in STEPS if printed.intersection(kind.parts)}
+    return kinds_of(plan) >= {
+        kind for parts, kind in MERGES.items() if Trait.PRINTED in definition(parts[0]).traits
+    }
 
 
 def kinds_of(plan: ModulePlan) -> set[str]:

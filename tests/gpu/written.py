@@ -24,7 +24,7 @@ from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.spec.load import SpecSet
-from fusegen.steps import GEMM, GROUPED_GEMM
+from fusegen.steps import is_gemm
 
 TESTS = bundles.ROOT / "tests"
 GENERATOR = bundles.ROOT / "generator"
@@ -76,8 +76,7 @@ def _made(specs: SpecSet, arch: str, name: str, asked: Sequence[Cell]) -> list[C
 
 
 def _multiplies(plan: ModulePlan | None) -> bool:
-    gemms = {GEMM.name, GROUPED_GEMM.name}
-    return plan is not None and any(step.primitive in gemms for step in plan.forward.steps)
+    return plan is not None and any(map(is_gemm, plan.forward.steps))
 
 
 def generate(archs: Sequence[str]) -> None:

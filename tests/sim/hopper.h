@@ -14,25 +14,28 @@ using fusegen::Fp8Scaling;
 
 template <Gemm kind, Store store, class Config>
 void run_hopper(const Case& in) {
-  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_gemm<kind, Result, Config, store>(arguments, stream);
+    return fusegen::launch_gemm<kind, Result, Config, as.kStore>(arguments, stream, as.change);
   });
 }
 
 template <Gemm kind, Store store, bool amaxes, class Config>
 void run_decoded_hopper(const Case& in) {
-  run_decoded<kind, store, amaxes>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+  run_decoded<kind, store, amaxes>(in, [](const DecodedGemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_decoded_gemm<kind, Result, Config, store>(arguments, stream);
+    constexpr EndScale kNone = EndScale::none;
+    return fusegen::launch_decoded_gemm<kind, Result, Config, as.kStore, kNone, kNone>(
+        arguments, stream, as.change);
   });
 }
 
 template <Gemm kind, Store store, EndScale of_a, EndScale of_b, class Config>
 void run_scaled_hopper(const Case& in) {
-  run_scaled<kind, store, of_a, of_b>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+  run_scaled<kind, store, of_a, of_b>(in, [](const DecodedGemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_decoded_gemm<kind, Result, Config, store, of_a, of_b>(arguments, stream);
+    return fusegen::launch_decoded_gemm<kind, Result, Config, as.kStore, of_a, of_b>(
+        arguments, stream, as.change);
   });
 }
 
@@ -130,14 +133,15 @@ void run_fp8(const Case& in) {
     a.pad_tokens(problem, in.n);
     b.pad_tokens(problem, in.k);
   }
-  Common<store> common(problem, a.codes.data(), b.codes.data());
-  const Fp8GemmArguments arguments{common.arguments, problem.pitch(),  problem.pitch(),
-                                   a.scales.data(),  b.scales.data(),  in.scale_per_group,
-                                   in.scale_per_group};
-  Stream stream;
-  check_status(fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config, store>(
-      arguments, stream));
-  common.check(problem, operands);
+  const auto launch = [&](const GemmArguments& common, auto as) {
+    const Fp8GemmArguments arguments{common,          problem.pitch(), problem.pitch(),
+                                     a.scales.data(), b.scales.data(), in.scale_per_group,
+                                     in.scale_per_group};
+    Stream stream;
+    return fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config, as.kStore>(
+        arguments, stream, as.change);
+  };
+  run_and_check<store>(problem, operands, a.codes.data(), b.codes.data(), launch);
 }
 
 }  // namespace sim

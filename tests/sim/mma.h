@@ -9,25 +9,28 @@ namespace sim {
 
 template <Gemm kind, Store store, class Config>
 void run_mma(const Case& in) {
-  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_mma_gemm<kind, Result, Config, store>(arguments, stream);
+    return fusegen::launch_mma_gemm<kind, Result, Config, as.kStore>(arguments, stream, as.change);
   });
 }
 
 template <Gemm kind, Store store, bool amaxes, class Config>
 void run_decoded_mma(const Case& in) {
-  run_decoded<kind, store, amaxes>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+  run_decoded<kind, store, amaxes>(in, [](const DecodedGemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, store>(arguments, stream);
+    constexpr EndScale kNone = EndScale::none;
+    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, as.kStore, kNone, kNone>(
+        arguments, stream, as.change);
   });
 }
 
 template <Gemm kind, Store store, EndScale of_a, EndScale of_b, class Config>
 void run_scaled_mma(const Case& in) {
-  run_scaled<kind, store, of_a, of_b>(in, [](const fusegen::DecodedGemmArguments& arguments) {
+  run_scaled<kind, store, of_a, of_b>(in, [](const DecodedGemmArguments& arguments, auto as) {
     Stream stream;
-    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, store, of_a, of_b>(arguments, stream);
+    return fusegen::launch_decoded_mma_gemm<kind, Result, Config, as.kStore, of_a, of_b>(
+        arguments, stream, as.change);
   });
 }
 

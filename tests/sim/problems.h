@@ -12,11 +12,14 @@
 #include <sstream>
 
 #include "device.h"
+#include "epilogues.h"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/launch/stream.h"
 #include "fusegen/sink/stored.cuh"
+
 namespace sim {
 
+using fusegen::DecodedGemmArguments;
 using fusegen::EndScale;
 using fusegen::Gemm;
 using fusegen::GemmArguments;
@@ -279,9 +282,44 @@ struct Common {
     check_results(problem, operands, results, bias, has_bias, row_scales, before);
     add_to_digest(results.data(), size_t(results.count()) * sizeof(*results.data()));
   }
+
+  // What a kernel with an epilogue gives is, bit for bit, what the expressions give of the results.
+  // Rows past the groups are NaN in the other tensor.
+  template <class Launch>
+  void check_changed(const Problem& problem, Store changing, Launch launch) {
+    Buffer<Result> other(results.count(), Result(kNan)), changed(results.count(), Result(kNan));
+    const int64_t in_groups = problem.ends.back() * problem.columns();
+    for (int64_t i = 0; i < in_groups; ++i) other[i] = __float2bfloat16(random_value());
+    GemmArguments with = arguments;
+    with.d = changed.data();
+    with.epilogue = kEpilogue;
+    if (changing == Store::binary) with.epilogue.other = other.data();
+    check_status(launch(with));
+    for (int64_t i = 0; i < results.count(); ++i) {
+      const float expected =
+          i < in_groups ? __bfloat162float(apart(changing, results[i], other[i])) : 0.0f;
+      if (widened(changed[i]) == expected) continue;
+      fail("element %ld is %g after the epilogue, not %g", long(i), widened(changed[i]), expected);
+    }
+    add_to_digest(changed.data(), size_t(changed.count()) * sizeof(*changed.data()));
+  }
 };
 
-// `launch` takes the arguments; results come out times row_factor(group, row) and
+// Runs a GEMM and checks what it gives; `launch` takes the arguments, and how the kernel stores.
+template <Store store, class Launch>
+void run_and_check(const Problem& problem, const Operands& operands, const void* a, const void* b,
+                   Launch launch) {
+  constexpr Store kPlain = fusegen::changes(store) ? Store::io : store;
+  Common<kPlain> common(problem, a, b);
+  check_status(launch(common.arguments, As<kPlain>()));
+  common.check(problem, operands);
+  if constexpr (fusegen::changes(store)) {
+    common.check_changed(problem, store,
+                         [&](const GemmArguments& in) { return launch(in, As<store>()); });
+  }
+}
+
+// `launch` takes the arguments, and how the kernel stores; results come out times row_factor(group, row) and
 // column_factor(group, column).
 template <Gemm kind, Store store, class RowFactor, class ColumnFactor, class Launch>
 void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch) {
@@ -302,9 +340,7 @@ void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_facto
       return draw(b[problem.plain_b(g, column, k)]) * column_factor(g, column);
     });
   }
-  Common<store> common(problem, a.data(), b.data());
-  check_status(launch(common.arguments));
-  common.check(problem, operands);
+  run_and_check<store>(problem, operands, a.data(), b.data(), launch);
 }
 
 inline double unscaled(int64_t, int64_t) { return 1.0; }
@@ -323,10 +359,10 @@ void run_decoded(const Case& in, Launch launch) {
   const auto factor = [&](int64_t g, int64_t) {
     return amaxes && problem.tokens(g) > 0 ? double(a[g]) / 2688 * double(b[g]) / 2688 : 1.0;
   };
-  run_16_bits<kind, store>(in, factor, unscaled, [&](const GemmArguments& arguments) {
+  run_16_bits<kind, store>(in, factor, unscaled, [&](const GemmArguments& arguments, auto as) {
     const fusegen::DecodedGemmArguments decoded{arguments, amaxes ? a.data() : nullptr,
                                                 amaxes ? b.data() : nullptr};
-    return launch(decoded);
+    return launch(decoded, as);
   });
 }
 
@@ -368,9 +404,11 @@ void run_scaled(const Case& in, Launch launch) {
   EndScalesOf<of_b> b(problem, problem.columns(), false);
   const auto row_factor = [&](int64_t g, int64_t row) { return a.of(problem, g, row); };
   const auto column_factor = [&](int64_t g, int64_t column) { return b.of(problem, g, column); };
-  run_16_bits<kind, store>(in, row_factor, column_factor, [&](const GemmArguments& arguments) {
-    return launch(fusegen::DecodedGemmArguments{arguments, nullptr, nullptr, a.data(), b.data()});
-  });
+  const auto launch_scaled = [&](const GemmArguments& arguments, auto as) {
+    return launch(fusegen::DecodedGemmArguments{arguments, nullptr, nullptr, a.data(), b.data()},
+                  as);
+  };
+  run_16_bits<kind, store>(in, row_factor, column_factor, launch_scaled);
 }
 
 struct NamedGemm {

@@ -20,7 +20,7 @@ def constant(file: str, name: str) -> int:
 def traits(
     point: WgmmaConfig,
     element_bytes: int,
-    adds: bool,
+    loads: bool,
     extra: int,
     control: int,
     limits: Mapping[str, int],
@@ -53,7 +53,7 @@ def traits(
         "cluster": point.cluster[0] * point.cluster[1],
         "kSwizzleBytes": constant("mainloop/wgmma.sm90.cuh", "kSwizzleBytes"),
         "pingpong": point.schedule is Schedule.PINGPONG,
-        "adds": adds,
+        "loads": loads,
         "kMmaRows": constant("mainloop/wgmma.sm90.cuh", "kMmaRows"),
         "kMmaKBytes": constant("mainloop/wgmma.sm90.cuh", "kMmaKBytes"),
         "kChunkColumns": chunk_columns,
@@ -75,7 +75,7 @@ def in_python(expression: str) -> str:
     """A C++ expression in Python's words."""
     text = expression.replace("Config::schedule == Schedule::pingpong", "pingpong")
     text = (
-        text.replace("adds(store)", "adds")
+        text.replace("loads(store)", "loads")
         .replace("&&", " and ")
         .replace("||", " or ")
         .replace("/", "//")

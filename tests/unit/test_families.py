@@ -112,6 +112,9 @@ def test_words_that_are_no_scaling() -> None:
         assert Scaling.parse(word) is None
 
 
+PARTS = {"constants", "decode", "epilogue", "epilogue_headers", "expression", "plain"}
+
+
 def test_every_template_of_kernels_has_a_family() -> None:
     templates = {
         path.name.removesuffix(".cu.j2") for path in (builtin_templates() / "csrc").glob("*.cu.j2")
@@ -119,7 +122,7 @@ def test_every_template_of_kernels_has_a_family() -> None:
     names = [family.name for family in FAMILIES]
     assert len({*names}) == len(names)
     own = {family.name for family in FAMILIES if not family.device}
-    assert templates - own == {"constants", "decode", "expression", "plain"}, "parts of others"
+    assert templates - own == PARTS, "parts of others"
     assert own <= templates
 
 
@@ -304,7 +307,7 @@ CONFIGURATIONS = [
     for name, spec in ARCH.kernels.items()
     for kind, each in spec.kinds.items()
     for point in each.points
-    for store in (Store.IO, Store.FP32, Store.ADD)
+    for store in (Store.IO, Store.UNARY, Store.BINARY, Store.FP32, Store.ADD)
     for pair in known(spec.template or name).multiplies or (None,)
     if pair is None or spec.scales(pair.tokens.name)
 ]
@@ -322,7 +325,8 @@ def test_resources_are_what_the_device_code_computes() -> None:
         rows, columns, _ = point.tile
         extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if blocks else 0
         control = 1024 if fp8 and kind is not GemmKind.WGRAD else 2048
-        device = traits(point, 1 if fp8 else 2, store is Store.ADD, extra, control, ARCH.limits)
+        loads = store in (Store.BINARY, Store.ADD)
+        device = traits(point, 1 if fp8 else 2, loads, extra, control, ARCH.limits)
         variant = Variant(family.formats[:1], pair.of(kind) if pair else (), (), store)
         got = dict(configured.constants(point, kind, variant, ARCH.limits))
         assert got["stages"] == device["kStages"] >= 3

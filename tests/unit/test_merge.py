@@ -15,10 +15,18 @@ from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
+from fusegen.steps import sums_rows
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS
 
 SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})
+
+
+def only(*fusions: str) -> SpecSet:
+    """The specs with these fusions alone."""
+    return replace(SPECS, fusions={name: SPECS.fusions[name] for name in fusions})
+
+
 MODULES = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
 # Of these no tensor is read for its amaxes before it is quantised.
 MERGING = ("fp8_block", "fp8_delayed", "mxfp8")
@@ -84,6 +92,23 @@ def test_an_activation_that_is_made_again_merges_again(recipe: str) -> None:
     assert [copy.orientation.value for copy in forward.copies] == ["rowwise"]
     assert [copy.orientation.value for copy in backward.copies] == ["columnwise"]
     assert backward.when == (need("fc2_weight"),)
+
+
+@pytest.mark.parametrize("module", ("mlp", "mlp_swiglu", "norm_mlp_srelu"))
+@pytest.mark.parametrize("recipe", MERGING)
+def test_a_gradient_the_one_of_its_bias_and_its_copies_are_one_pass(
+    module: str, recipe: str
+) -> None:
+    plan = plan_of(recipe, module=module)
+    (step,) = (s for s in merged(plan) if s.rule == "activation_gradient_quantize")
+    assert [part.primitive for part in step.parts] == ["pointwise_grad", "quantize"]
+    assert "dfc1_bias" in step.writes
+    assert "dh" not in (*plan.backward.workspace, *(n for s in plan.steps for n in s.reads))
+    assert not any(sums_rows(each) for each in plan.steps)
+    alone = [f for f in SPECS.fusions if f != step.rule]
+    apart = plan_of(recipe, module=module, of=only(*alone))
+    writer = next(s for s in apart.backward.steps if "dfc1_bias" in s.writes)
+    assert writer.primitive == "quantize" and "dh" in writer.reads
 
 
 @pytest.mark.parametrize("recipe", APART_ALWAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from ..options import OPTIONS
 from ..spec.diagnostics import Problem
@@ -16,6 +17,9 @@ from .common import unknown
 _REWRITABLE = sorted(
     each.name for each in STEPS if not each.of_passes and Trait.QUANTIZES not in each.traits
 )
+
+_QUANTIZING = [kind for kind in MERGES.values() if Trait.GEMM not in definition(kind).traits]
+"""Merged steps of which one part quantises."""
 
 
 def check_fusion(
@@ -140,7 +144,7 @@ def _check_fuse(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             if step.step not in _REWRITABLE and not _is_printed(step):
                 yield source.problem(
                     f"no {step.step} is there yet when this fusion applies; what quantises"
-                    f" takes part in {', '.join(MERGES.values())} alone",
+                    f" takes part in {', '.join(_QUANTIZING)} alone",
                     "match",
                     section,
                     index,
@@ -209,56 +213,83 @@ def _check_replacing_step(step: PatternStep, source: Source, *path: str | int) -
 
 
 def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
-    """What is over steps that quantise: a step and the quantisation of its result as one."""
+    """One step of one kernel for several, each of what the one before it gives."""
     section = fusion.pass_.value
     if fusion.pass_ is FusionPass.JOINT:
         yield source.problem("a merged step has one direction; say forward or backward", "pass")
         return
-    if fusion.when.quantized is False:
-        yield source.problem("a merged step quantises; remove it", "when", "quantized")
-    match = getattr(fusion.match, section)
-    rewrite = getattr(fusion.rewrite, section)
+    match: tuple[PatternStep, ...] = getattr(fusion.match, section)
+    rewrite: tuple[PatternStep, ...] = getattr(fusion.rewrite, section)
+    made = next(step.step for step in rewrite if step.step in MERGES.values())
     merged_kind = MERGES.get(tuple(step.step for step in match))
     if merged_kind is None:
-        parts, *others = MERGES
-        yield source.problem(
-            f"expected {_merge_text(parts, section)} or the same of"
-            f" {' or '.join(first for first, _ in others)}:"
-            " a merged step replaces a step and the quantisation of its result",
-            "match",
-            section,
-        )
+        rows = " or ".join(_row(row) for row, kind in MERGES.items() if kind == made)
+        got = _row(step.step for step in match)
+        yield source.problem(f"{made} replaces {rows}, got {got}", "match", section)
         return
-    first, second = match
     if [step.step for step in rewrite] != [merged_kind]:
         yield source.problem(
-            f"expected {merged_kind} alone in the place of {first.step} and {second.step}",
+            f"expected {merged_kind} alone in the place of {_row(step.step for step in match)}",
             "rewrite",
             section,
         )
         return
-    (merged,) = rewrite
+    if Trait.GEMM in definition(merged_kind).traits:
+        yield from _check_epilogue(match[0], rewrite[0], source, section)
+    else:
+        yield from _check_quantization(fusion, match[0], source, section)
+    yield from _check_names(match, rewrite[0], source, section)
+
+
+def _check_epilogue(
+    gemm: PatternStep, merged: PatternStep, source: Source, section: str
+) -> Iterator[Problem]:
+    """What is over a GEMM and expressions of its result."""
+    if merged.kind != gemm.kind:
+        yield source.problem(
+            f"expected kind {gemm.kind}, that of the GEMM", "rewrite", section, 0, "kind"
+        )
+
+
+def _check_quantization(
+    fusion: FusionSpec, first: PatternStep, source: Source, section: str
+) -> Iterator[Problem]:
+    """What is over an expression and the quantisation of its result."""
+    if fusion.when.quantized is False:
+        yield source.problem("a merged step quantises; remove it", "when", "quantized")
     if first.op:
         yield source.problem("every expression is merged; remove 'op'", "match", section, 0, "op")
-    for got, expected, path in (
-        (second.in_, first.out[:1], ("match", section, 1, "in")),
-        (first.out, second.in_[:1], ("match", section, 0, "out")),
-        (merged.in_, first.in_, ("rewrite", section, 0, "in")),
-        (merged.out, second.out, ("rewrite", section, 0, "out")),
-    ):
-        if got != expected:
-            yield source.problem(f"expected [{', '.join(expected)}], got [{', '.join(got)}]", *path)
+
+
+def _check_names(
+    match: tuple[PatternStep, ...], merged: PatternStep, source: Source, section: str
+) -> Iterator[Problem]:
+    """Each step reads what the one before it gives, and the merged one what is read besides."""
+    between = set[str]()
+    for index, (first, second) in enumerate(pairwise(match)):
+        between.update(first.out)
+        if len(first.out) != 1:
+            path = ("match", section, index, "out")
+            yield source.problem(f"expected one name, got [{', '.join(first.out)}]", *path)
+        elif first.out[0] not in second.in_:
+            got = ", ".join(second.in_)
+            path = ("match", section, index + 1, "in")
+            yield source.problem(f"expected {first.out[0]} among [{got}]", *path)
+    read = dict.fromkeys(name for step in match for name in step.in_ if name not in between)
+    for got_, expected, key in ((merged.in_, (*read,), "in"), (merged.out, match[-1].out, "out")):
+        if got_ != expected:
+            yield source.problem(
+                f"expected [{', '.join(expected)}], got [{', '.join(got_)}]",
+                *("rewrite", section, 0, key),
+            )
 
 
 def _is_printed(step: PatternStep) -> bool:
     return Trait.PRINTED in definition(step.step).traits
 
 
-def _merge_text(parts: tuple[str, ...], section: str) -> str:
-    first, second = parts
-    return (
-        f"{section}: [{{step: {first}, in: [x], out: [a]}}, {{step: {second}, in: [a], out: [q]}}]"
-    )
+def _row(kinds: Iterable[str]) -> str:
+    return " and ".join(kinds)
 
 
 def _variables(steps: Iterable[PatternStep]) -> set[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from ..ir.dtypes import DType
 from ..ir.kernel import EndScale, Store
 from ..steps import gemm
+from ..steps.gemm_pointwise import GEMMS
 from .family import Family
 from .mma_sync import CONFIGURED
 
 GEMM_DECODED_MMA = Family(
     "gemm_decoded_mma",
-    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    GEMMS,
     launch=gemm.DECODED,
     summary="Chooses the kernel of a {kind} GEMM of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),

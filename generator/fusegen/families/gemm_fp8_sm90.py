@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.kernel import GemmKind, Store
 from ..ir.quantization import Accumulation
 from ..steps import gemm
+from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
 from .wgmma import ARCH, Operands
@@ -14,7 +15,7 @@ _SPLIT = (Accumulation.SPLIT_128,)
 
 GEMM_FP8_SM90 = Family(
     "gemm_fp8_sm90",
-    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    GEMMS,
     launch=gemm.OF_COPIES,
     summary="Chooses the FP8 kernel of a {kind} GEMM by its sizes.",
     formats=FP8,

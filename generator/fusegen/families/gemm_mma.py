@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..ir.kernel import Store
 from ..steps import gemm
+from ..steps.gemm_pointwise import GEMMS
 from .family import Family
 from .mma_sync import CONFIGURED
 
 GEMM_MMA = Family(
     "gemm_mma",
-    (gemm.GEMM.name, gemm.GROUPED_GEMM.name),
+    GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),

@@ -33,7 +33,7 @@ _BUFFERS = 2  # `Buffers` of `Config`
 _COLUMNS = (64, 128, 192, 256)  # `select_mma`
 _CLUSTERS = ((1, 1), (2, 1))
 _LEAST_STAGES = 3
-_ADDS = (Store.ADD, Store.ADD_IO)
+_LOADS = (Store.ADD, Store.ADD_IO, Store.BINARY)  # `loads` of gemm/gemm.h
 _NAME = re.compile(r"([a-z]+)_(\d+)x(\d+)x(\d+)_(\d+)x(\d+)")
 
 
@@ -153,7 +153,7 @@ class Operands:
         def stages_beside(buffers: int) -> int:
             return (limits[SHARED_MEMORY] - control - buffers * buffer) // (stage + scales)
 
-        patient = variant.store in _ADDS and stages_beside(4) >= 4
+        patient = variant.store in _LOADS and stages_beside(4) >= 4
         stages = stages_beside(4 if patient else _BUFFERS)
         tiles = stages * stage + -(-stages * scales // 1024) * 1024
         chunks = _waves(config) * columns // _CHUNK_COLUMNS

@@ -12,11 +12,14 @@ from .fields import STRICT, Positive
 class Store(str, Enum):
     """What becomes of a GEMM: written in the module's own type or in fp32, or added in one.
 
-    SCALED_BIAS is the module's own type after a bias times a scale of each row was added.
+    SCALED_BIAS is the module's own type after a bias times a scale of each row was added, UNARY the
+    same type after expressions of the result, BINARY after some that read another tensor, too.
     """
 
     IO = "io"
     SCALED_BIAS = "scaled_bias"
+    UNARY = "unary"
+    BINARY = "binary"
     FP32 = "fp32"
     ADD = "add"
     ADD_IO = "add_io"

@@ -37,6 +37,26 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class EpilogueMath:
+    """An expression of the result of a GEMM.
+
+    Attributes:
+        math: printed.
+        of: index of its operand that is the result, or what the expression before it gives.
+    """
+
+    math: Pointwise
+    of: int
+
+    @property
+    def name(self) -> str:
+        """What kernels are called by: the expression's, and of which operand, if it has two."""
+        operands = self.math.operands
+        own = f"_of_{operands[self.of].symbol}" if len(operands) > 1 else ""
+        return f"{self.math.kernel}{own}"
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel instantiation: a function of its unit, by its name and element type."""
 
@@ -60,6 +80,7 @@ class KernelUnit:
         constants: numbers that the device code derives, too, by name.
         pointwise: math of a pointwise kernel.
         variant: formats and scales of a kernel of quantised tensors.
+        epilogue: expressions that the result of a GEMM goes through, in their order.
     """
 
     name: str
@@ -71,6 +92,7 @@ class KernelUnit:
     constants: tuple[tuple[str, int], ...] = ()
     pointwise: Pointwise | None = None
     variant: Variant | None = None
+    epilogue: tuple[EpilogueMath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 An expression of the pattern keeps a step of its own in the replacement; that of the forward may
 stand in the backward, too, where a joint fusion makes its result again.  What merges an expression
-with the quantisation of its result is built by ``merge``.
+with the quantisation of its result is built by ``merge``, what merges a GEMM with expressions of
+its result by ``epilogue``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..ir.step import AttributeValue, Operand, Step
 from ..options import OPTIONS
 from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
 from ..steps import definition, is_printed
+from ..steps.definition import Trait
+from .epilogue import why_no_epilogue, with_epilogue
 from .merge import merged, why_not_merged
 from .rewrite import (
     ANY,
@@ -47,13 +50,17 @@ def rule_of(fusion: FusionSpec) -> Rewrite:
     guard = partial(_why_not, fusion.when)
     if fusion.merges:
         match = (*_merging(fusion, FORWARD), *_merging(fusion, BACKWARD))
+        multiplies = Trait.GEMM in definition(match[0].step).traits
+        why_not, build = (
+            (why_no_epilogue, with_epilogue) if multiplies else (why_not_merged, merged)
+        )
         return Rewrite(
             name=fusion.name,
             programs=fusion.pass_,
             stage=Stage.COPIES,
             match=match,
-            guard=lambda bound, facts: guard(bound, facts) or why_not_merged(bound, facts),
-            build=partial(merged, fusion.name),
+            guard=lambda bound, facts: guard(bound, facts) or why_not(bound, facts),
+            build=partial(build, fusion.name),
         )
     return Rewrite(
         name=fusion.name,
@@ -98,14 +105,13 @@ def _matches(fusion: FusionSpec, program: str) -> Iterator[Match]:
 
 
 def _merging(fusion: FusionSpec, program: str) -> Iterator[Match]:
-    """An expression and what quantises its result: names say how they hang together, no more."""
+    """Steps, each of what the one before it gives: that is all that names say of them."""
     pattern, _ = _of(fusion, program)
-    if pattern:
-        first, second = pattern
-        (tensor,) = second.in_
-        alone = frozenset((tensor,))
-        yield Match(program, first.step, None, {}, {ANY: tensor}, sole_reader=alone, further=True)
-        yield Match(program, second.step, None, {"a": tensor}, {}, further=True)
+    for index, step in enumerate(pattern):
+        reads: dict[Slot, str] = {ANY: pattern[index - 1].out[0]} if index else {}
+        writes: dict[Slot, str] = {ANY: step.out[0]} if step is not pattern[-1] else {}
+        alone = frozenset(writes.values())
+        yield Match(program, step.step, step.kind, reads, writes, alone, step.op, further=True)
 
 
 # ---- conditions

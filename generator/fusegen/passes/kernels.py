@@ -11,7 +11,14 @@ from ..families.registry import known_family
 from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import EndScale, GemmKind, Store
-from ..ir.kernel_set import Kernel, KernelSet, KernelUnit, SelectionRule, Variant
+from ..ir.kernel_set import (
+    EpilogueMath,
+    Kernel,
+    KernelSet,
+    KernelUnit,
+    SelectionRule,
+    Variant,
+)
 from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, QuantizationSpec, Rounding
@@ -25,13 +32,14 @@ from ..steps import (
     definition,
     is_gemm,
     is_printed,
+    makes_copies,
     observes,
-    quantizes,
     reads_decoded,
     takes,
 )
 from ..steps import sizes as step_sizes
 from ..steps.copies import Formats
+from ..steps.gemm_pointwise import OTHER, epilogue
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -197,7 +205,7 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
         transformed = transform is not None and transform.orientation is orientation
         traits = [orientation.value, *([HADAMARD] if transformed else [])]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
-    if quantizes(step) or step.parts:
+    if makes_copies(step):
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
@@ -221,6 +229,8 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A GEMM that changes a buffer of the caller's leaves its result there, in that type."""
     if not is_gemm(step):
         return Store.IO
+    if step.parts:
+        return Store.BINARY if step.input(OTHER) else Store.UNARY
     if step.input("add_scales"):
         return Store.SCALED_BIAS
     narrow = buffers[step.out].dtype is DType.IO
@@ -251,8 +261,7 @@ def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
 
 def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
     """What a step asks of its family, beyond what its variant says, too."""
-    makes = quantizes(step) or bool(step.parts)
-    specs = [recipe.roles[copy.role] for copy in step.copies] if makes else []
+    specs = [recipe.roles[copy.role] for copy in step.copies] if makes_copies(step) else []
     return Demand(
         step.primitive,
         GemmKind(step.kind) if is_gemm(step) else None,
@@ -280,7 +289,7 @@ def kernel_set(
         if kind not in family.kinds:
             raise NotPossible(f"{arch.name}: kernel family {name} has no {kind.value}")
         words = replace(variant, formats=()) if variant and reads_decoded(step) else variant
-        chosen = _gemm_set(name, template, kind, arch, words)
+        chosen = _gemm_set(name, template, kind, arch, words, epilogue(step))
         return replace(chosen, row_alignment=family.row_alignment)
     base = step.pointwise.kernel if step.pointwise else name
     base = f"{base}_quantize" if step.parts and step.pointwise else base
@@ -300,12 +309,20 @@ def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> Selection
 
 
 def _gemm_set(
-    family: str, template: str, kind: GemmKind, arch: ArchSpec, variant: Variant | None
+    family: str,
+    template: str,
+    kind: GemmKind,
+    arch: ArchSpec,
+    variant: Variant | None,
+    maths: tuple[EpilogueMath, ...],
 ) -> KernelSet:
     spec = arch.kernels[family].kinds[kind]
-    words = str(variant) if variant else ""
+    words = "_".join((*([str(variant)] if variant else []), *(each.name for each in maths)))
     units = tuple(
-        _gemm_unit(GemmUnit(family, kind, point.name, words), template, point, arch, variant)
+        replace(
+            _gemm_unit(GemmUnit(family, kind, point.name, words), template, point, arch, variant),
+            epilogue=maths,
+        )
         for point in spec.points
     )
     rules = tuple(_rules(spec.select, units, arch))

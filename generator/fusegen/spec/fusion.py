@@ -15,8 +15,11 @@ from ..steps import STEPS
 from ..steps.definition import Trait
 from .fields import Edition, Line, Name, OptionName, StepName
 
-MERGES = {each.parts: each.name for each in STEPS if each.parts and Trait.JOINS not in each.traits}
-"""Kinds of two steps to that of one kernel which does what they do."""
+MERGES = {
+    parts: each.name for each in STEPS if Trait.JOINS not in each.traits for parts in each.parts
+}
+"""Kinds of steps, each of which reads what the one before it gives, to that of one kernel which
+does what they do."""
 
 
 class FusionPass(str, Enum):

@@ -16,6 +16,7 @@ from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
+from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
 from .group_row_dot import GROUP_ROW_DOT
 from .narrow import NARROW
 from .norm import ADD_NORM, NORM, NORM_GRAD
@@ -54,6 +55,8 @@ SHIPPED: tuple[StepDef, ...] = (
     UPDATE_SCALE,
     POINTWISE_QUANTIZE,
     POINTWISE_GRAD_QUANTIZE,
+    GEMM_POINTWISE,
+    GROUPED_GEMM_POINTWISE,
     NORM_QUANTIZE,
     SOFTMAX,
     SOFTMAX_GRAD,
@@ -117,6 +120,11 @@ def sums_rows(step: Step) -> bool:
 def quantizes(step: Step) -> bool:
     """Whether it makes quantised copies, and nothing else."""
     return has(step, Trait.QUANTIZES)
+
+
+def makes_copies(step: Step) -> bool:
+    """Whether it makes quantised copies, of what another part of it gives, too."""
+    return quantizes(step) or any(map(makes_copies, step.parts))
 
 
 def decodes(step: Step) -> bool:

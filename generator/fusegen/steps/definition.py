@@ -126,8 +126,8 @@ class StepDef:
         sizes: what a launch is given by name: a dimension of the rule, 1 where its kind has none.
         flops: floating-point operations of a step that has its sizes.
         launch: the arguments of its kernel; None where it has none.
-        parts: kinds that it does in one kernel, in order, or the one kind of all that it joins; the
-            reference runs those.
+        parts: rows of kinds that it does in one kernel, each in order, or the one kind of all that
+            it joins; the reference runs those.
     """
 
     name: str
@@ -153,7 +153,7 @@ class StepDef:
     sizes: Mapping[str, str] = field(default_factory=dict)
     flops: Callable[[Step], Expr] | None = None
     launch: Callable[[Step], Launch] | None = None
-    parts: tuple[str, ...] = ()
+    parts: tuple[tuple[str, ...], ...] = ()
 
     def function(self, kind: str | None = None, *, of_copies: bool = False) -> str:
         """What references call, of the kind of a step; the twin for quantised copies if asked for.

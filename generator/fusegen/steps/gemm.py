@@ -56,7 +56,8 @@ def reads_decoded(step: Step) -> bool:
     return bool(step.copies) and step.input("a") != step.copies[0].data
 
 
-def _launch(step: Step) -> Launch:
+def launch(step: Step) -> Launch:
+    """The arguments of the kernel that multiplies what a step reads."""
     if not step.copies:
         return PLAIN
     return DECODED if reads_decoded(step) else OF_COPIES
@@ -82,7 +83,7 @@ GEMM = StepDef(
     reference=Reference("steps.gemm", frozenset(("a", "b", "add")) | _COPIES, "quantized.gemm"),
     sizes={**_SIZES, "groups": ""},
     flops=_flops,
-    launch=_launch,
+    launch=launch,
 )
 
 GROUPED_GEMM = StepDef(
@@ -111,5 +112,5 @@ GROUPED_GEMM = StepDef(
     ),
     sizes=_SIZES,
     flops=_flops,
-    launch=_launch,
+    launch=launch,
 )

@@ -20,11 +20,12 @@ class Origin(str, Enum):
     MULTIPROCESSORS.
 
     The others stand for several fields, which carry their own names: operands, results, scalars and
-    extents of an EXPRESSION; the groups past which its results are zero (ROW_GROUPS); how and
-    where a step quantises (QUANTIZATION); both, of the PARTS of a merged step; how many
-    parts a step joins, and what each is launched with alone (EACH_PART); how the scales of a copy
-    lie (SCALE_STRIDES), and how those of a group are found (LINE_GROUPS); a history and the scale
-    that follows from it (DELAYED_STATE).
+    extents of an EXPRESSION; what the expressions of a GEMM's result read besides it (EPILOGUE);
+    the groups past which its results are zero (ROW_GROUPS); how and where a step quantises
+    (QUANTIZATION); both, of the PARTS of a merged step; how many parts a step joins, and what each
+    is launched with alone (EACH_PART); how the scales of a copy lie (SCALE_STRIDES), and how those
+    of a group are found (LINE_GROUPS); a history and the scale that follows from it
+    (DELAYED_STATE).
     """
 
     OPERAND = "operand"
@@ -42,6 +43,7 @@ class Origin(str, Enum):
     ALIGNMENT = "alignment"
     MULTIPROCESSORS = "multiprocessors"
     EXPRESSION = "expression"
+    EPILOGUE = "epilogue"
     ROW_GROUPS = "row_groups"
     QUANTIZATION = "quantization"
     PARTS = "parts"

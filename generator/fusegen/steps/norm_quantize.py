@@ -52,7 +52,7 @@ LAUNCH = Launch(
 
 NORM_QUANTIZE = StepDef(
     "norm_quantize",
-    parts=(NORM.name, quantize.QUANTIZE.name),
+    parts=((NORM.name, quantize.QUANTIZE.name),),
     infer=_infer,
     scratch=_scratch,
     flops=NORM.flops,

@@ -46,7 +46,7 @@ LAUNCH = Launch(
 
 POINTWISE_QUANTIZE = StepDef(
     "pointwise_quantize",
-    parts=(POINTWISE.name, quantize.QUANTIZE.name),
+    parts=((POINTWISE.name, quantize.QUANTIZE.name),),
     infer=_infer,
     flops=POINTWISE.flops,
     launch=lambda _: LAUNCH,
@@ -54,7 +54,7 @@ POINTWISE_QUANTIZE = StepDef(
 
 POINTWISE_GRAD_QUANTIZE = StepDef(
     "pointwise_grad_quantize",
-    parts=(POINTWISE_GRAD.name, quantize.QUANTIZE.name),
+    parts=((POINTWISE_GRAD.name, quantize.QUANTIZE.name),),
     infer=_infer,
     flops=POINTWISE_GRAD.flops,
     launch=lambda _: LAUNCH,

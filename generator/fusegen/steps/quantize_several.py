@@ -47,7 +47,7 @@ LAUNCH = Launch(
 
 QUANTIZE_SEVERAL = StepDef(
     "quantize_several",
-    parts=(quantize.QUANTIZE.name,),
+    parts=((quantize.QUANTIZE.name,),),
     infer=_infer,
     traits=frozenset((Trait.JOINS,)),
     launch=lambda _: LAUNCH,

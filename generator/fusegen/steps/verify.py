@@ -16,7 +16,7 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, Sym, mul, product, symbols
 from ..ir.step import HALVES, Access, Chunks, PointwiseOperand, Step
-from . import copies_memory, decodes, definition, is_gemm, is_printed, quantizes, reads_decoded
+from . import copies_memory, decodes, definition, is_gemm, is_printed, makes_copies, reads_decoded
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -286,7 +286,7 @@ def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """
     decoding = {name: step for step in view.steps if decodes(step) for name in step.writes}
     for step in view.steps:
-        makes = quantizes(step) or bool(step.parts)
+        makes = makes_copies(step)
         touched = {*(step.writes if makes else step.reads)}
         if reads_decoded(step):
             touched.update(*(decoding[name].reads for name in step.reads if name in decoding))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
-from ...ir.kernel_set import KernelSet, KernelUnit, SelectionRule, Variant
+from ...ir.kernel_set import EpilogueMath, KernelSet, KernelUnit, SelectionRule, Variant
 from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
-from ...ir.step import Access, PointwiseOperand
+from ...ir.step import Access, Pointwise, PointwiseOperand
 from ..text.escape import comment
 
 _ACCESS = {
@@ -73,6 +74,28 @@ class KernelOperand:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpressionText:
+    """An expression that a unit has device code of.
+
+    Attributes:
+        name: of its struct.
+        formula: for people.
+        body: statements from operands to results.
+        of: index of the operand that is a GEMM's result.
+        first_scalar: how many scalars the expressions before it have.
+    """
+
+    name: str
+    formula: str
+    operands: tuple[KernelOperand, ...]
+    results: tuple[KernelOperand, ...]
+    scalars: tuple[str, ...]
+    body: tuple[str, ...]
+    of: int = 0
+    first_scalar: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedText:
     """C++ names of what a kernel of quantised tensors is instantiated for.
 
@@ -119,6 +142,8 @@ class UnitContext:
         device: header of device code of a family that has no template of its own.
         arguments: struct of a known family's launch.
         ends: scales that a GEMM of decoded operands multiplies its result by, for each of them.
+        cost: operations per element of a pointwise kernel.
+        expressions: of a pointwise kernel, or those that the result of a GEMM goes through.
     """
 
     template: str
@@ -132,12 +157,8 @@ class UnitContext:
     constants: tuple[tuple[str, int], ...]
     store: str
     ends: tuple[str, ...]
-    formula: str
     cost: int
-    operands: tuple[KernelOperand, ...]
-    results: tuple[KernelOperand, ...]
-    scalars: tuple[str, ...]
-    body: tuple[str, ...]
+    expressions: tuple[ExpressionText, ...]
     grouped: bool
     quantized: QuantizedText
 
@@ -218,14 +239,30 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         constants=unit.constants,
         store=unit.variant.store.value if unit.variant else Store.IO.value,
         ends=tuple(end.value for end in unit.variant.ends) if unit.variant else (),
-        formula=comment(math.formula) if math else "",
         cost=math.cost if math else 0,
-        operands=_operands(math.operands) if math else (),
-        results=_operands(math.results) if math else (),
-        scalars=math.attributes if math else (),
-        body=math.cuda if math else (),
+        expressions=(_expression(math, "Math"),) if math else tuple(_epilogue(unit.epilogue)),
         grouped=math.grouped if math else False,
         quantized=_quantized_text(unit.template, unit.variant),
+    )
+
+
+def _epilogue(maths: tuple[EpilogueMath, ...]) -> Iterator[ExpressionText]:
+    """The expressions of a GEMM's result; where they are several, their structs are numbered."""
+    scalars = 0
+    for number, each in enumerate(maths, 1):
+        text = _expression(each.math, f"Math{number}" if len(maths) > 1 else "Math")
+        yield replace(text, of=each.of, first_scalar=scalars)
+        scalars += len(each.math.attributes)
+
+
+def _expression(math: Pointwise, name: str) -> ExpressionText:
+    return ExpressionText(
+        name=name,
+        formula=comment(math.formula),
+        operands=_operands(math.operands),
+        results=_operands(math.results),
+        scalars=math.attributes,
+        body=math.cuda,
     )
 
 

@@ -15,6 +15,7 @@ from ...ir.step import Chunks, Copy, Step
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...steps import copies_memory, definition
+from ...steps.gemm_pointwise import OTHER
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
@@ -451,6 +452,14 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
     }
 
 
+def _epilogue_fields(at: _Place) -> dict[str, str]:
+    """What the expressions behind a GEMM read besides its result."""
+    other = at.operand(OTHER)
+    attributes = [value for part in at.step.parts for _, value in part.attributes]
+    scalars = ", ".join(f"static_cast<float>({scalar(value)})" for value in attributes)
+    return {"epilogue": f"{{{other}, {{{scalars}}}}}" if scalars else f"{{{other}}}"}
+
+
 _FIRST, _ROWS = "first", "rows"
 """The first row of a chunk and how many it has, as launches in a loop call them."""
 
@@ -466,6 +475,7 @@ _POINTERS = {
 
 _SEVERAL: Mapping[Origin, Callable[[_Place, Field], dict[str, str]]] = {
     Origin.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
+    Origin.EPILOGUE: lambda at, _: _epilogue_fields(at),
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,

@@ -325,6 +325,8 @@ def scope_name(plan: ModulePlan, program: Program, step: Step, index: int) -> st
 
 def step_comment(step: Step, index: int) -> str:
     """``1. grouped_gemm fprop: x, weight -> y``, the same in every emission."""
-    formula = f"  ({step.pointwise.formula})" if step.pointwise else ""
+    maths = [step.pointwise] if step.pointwise else [part.pointwise for part in step.parts]
+    formulas = "; ".join(math.formula for math in maths if math)
+    formula = f"  ({formulas})" if formulas else ""
     reads, writes = ", ".join(step.reads), ", ".join(step.writes or step.mutates)
     return f"{step_name(step, index)}: {reads} -> {writes}{formula}"

@@ -1,0 +1,98 @@
+"""A GEMM and the expressions of what it gives as one step of one kernel: its epilogue.
+
+The tensor between two of them is then neither written nor read.  The merged step keeps them as its
+parts, as those of ``merge`` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ..ir.dtypes import DType
+from ..ir.shapes import total
+from ..ir.step import Access, Operand, Step
+from ..spec.fusion import MERGES
+from ..steps.gemm_pointwise import MOST_SCALARS, OTHER
+from .draft import NotPossible
+from .kernels import kernel_set
+from .rewrite import Bound, Facts, Replacement
+
+
+def why_no_epilogue(bound: Bound, facts: Facts) -> str | None:
+    """Why no kernel does the steps, or None."""
+    if not facts.arch.has_kernels:
+        return f"{facts.arch.name} has no kernels"
+    steps = (*bound.forward, *bound.backward)
+    reason = _misfit(steps)
+    if reason is not None:
+        return reason
+    try:
+        kernel_set(_merged("", steps), bound.draft.buffers, facts.arch, facts.recipe)
+    except NotPossible as lack:
+        return str(lack)
+    return None
+
+
+def with_epilogue(rule: str, bound: Bound) -> Replacement:
+    """One step for all, without its kernel."""
+    if bound.forward:
+        return Replacement(forward=(_merged(rule, bound.forward),))
+    return Replacement(backward=(_merged(rule, bound.backward),))
+
+
+def _misfit(steps: Sequence[Step]) -> str | None:
+    """Why a kernel cannot go on with the values of a result as it has them."""
+    gemm, *expressions = steps
+    if gemm.input("add_scales"):
+        return f"{gemm.out} has a bias times scales of rows"
+    if any(step.when != gemm.when for step in expressions):
+        return f"{gemm.out} is made under other flags than what is made of it"
+    for before, step in pairwise(steps):
+        if reason := _unlike(step, before.out):
+            return reason
+    others = [*_others(steps)]
+    if len(others) > 1:
+        return f"the expressions read more than one tensor besides {gemm.out}: {', '.join(others)}"
+    if sum(len(step.attributes) for step in expressions) > MOST_SCALARS:
+        return f"the expressions read more than {MOST_SCALARS} scalars"
+    return None
+
+
+def _unlike(step: Step, tensor: str) -> str | None:
+    """Why an expression is not one of a tensor and others of its shape, element by element."""
+    math = step.pointwise
+    assert math is not None, step
+    if len(math.results) != 1:
+        return f"an expression of {tensor} gives more than one tensor"
+    for each in (*math.operands, *math.results):
+        if each.access is not Access.FULL:
+            return f"{each.buffer} is not read or written element by element"
+        if each.dtype is not DType.IO:
+            return f"{each.buffer} is {each.dtype.value}"
+    if sum(each.buffer == tensor for each in math.operands) != 1:
+        return f"an expression has {tensor} as several operands"
+    return None
+
+
+def _others(steps: Sequence[Step]) -> Iterator[str]:
+    """What expressions read besides what comes before them."""
+    for before, step in pairwise(steps):
+        assert step.pointwise is not None, step
+        yield from (o.buffer for o in step.pointwise.operands if o.buffer != before.out)
+
+
+def _merged(rule: str, steps: Sequence[Step]) -> Step:
+    gemm, last = steps[0], steps[-1]
+    return replace(
+        gemm,
+        primitive=MERGES[tuple(step.primitive for step in steps)],
+        inputs=(*gemm.inputs, *(Operand(OTHER, name) for name in _others(steps))),
+        outputs=(Operand("out", last.out),),
+        kernels=None,
+        alignment=1,
+        rule=rule,
+        flops=total(tuple(step.flops for step in steps if step.flops is not None)),
+        parts=tuple(steps),
+    )

@@ -1,0 +1,66 @@
+"""A GEMM and the expressions that its result goes through, in one kernel: its epilogue.
+
+The result is rounded before each expression, as it would be on its way through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from ..ir.kernel import GemmKind
+from ..ir.kernel_set import EpilogueMath
+from ..ir.step import Step
+from . import gemm
+from .add import ADD
+from .definition import StepDef
+from .gemm import GEMM, GROUPED_GEMM
+from .launch import Field, Launch, Origin
+from .pointwise import POINTWISE, POINTWISE_GRAD
+
+OTHER = "other"
+"""Slot of the one tensor that expressions read besides the result.  No operand of a GEMM is called
+so."""
+
+MOST_SCALARS = 8  # `kMostScalars` of gemm/gemm.h: of all expressions
+
+_KINDS = (GemmKind.FPROP.value, GemmKind.DGRAD.value)  # gradients of weights are summed further
+_EPILOGUES = ((POINTWISE,), (POINTWISE_GRAD,), (ADD,), (POINTWISE, POINTWISE))
+
+
+def epilogue(step: Step) -> tuple[EpilogueMath, ...]:
+    """The expressions of a GEMM, each with its operand that is what comes before it."""
+    return tuple(_epilogue(step))
+
+
+def _epilogue(step: Step) -> Iterator[EpilogueMath]:
+    for before, part in pairwise(step.parts):
+        assert part.pointwise is not None, part
+        operands = part.pointwise.operands
+        of = next(i for i, each in enumerate(operands) if each.buffer in before.writes)
+        yield EpilogueMath(part.pointwise, of)
+
+
+def _launch(step: Step) -> Launch:
+    """That of the GEMM alone, and what its expressions read."""
+    launch = gemm.launch(step)
+    told = replace(gemm.PLAIN, fields=(*gemm.PLAIN.fields, Field("", Origin.EPILOGUE)))
+    return told if launch is gemm.PLAIN else replace(launch, base=told)
+
+
+def _with_epilogue(kind: StepDef) -> StepDef:
+    return StepDef(
+        f"{kind.name}_pointwise",
+        kinds=_KINDS,
+        parts=tuple((kind.name, *(each.name for each in row)) for row in _EPILOGUES),
+        traits=kind.traits,
+        launch=_launch,
+    )
+
+
+GEMM_POINTWISE = _with_epilogue(GEMM)
+GROUPED_GEMM_POINTWISE = _with_epilogue(GROUPED_GEMM)
+
+GEMMS = tuple(each.name for each in (GEMM, GROUPED_GEMM, GEMM_POINTWISE, GROUPED_GEMM_POINTWISE))
+"""Kinds that families of GEMMs implement."""

@@ -1,0 +1,244 @@
+"""Plans in which the kernel of a GEMM goes on with what it gives: its epilogue."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from drawn_chains import SPECS
+
+from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
+from fusegen.emit.reference.cell import reference_context
+from fusegen.emit.text.explain import explain
+from fusegen.ir.kernel import Store
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.step import Step
+from fusegen.passes.pipeline import resolve_module
+from fusegen.passes.verify import verify_pass
+from fusegen.publish.paths import builtin_specs
+from fusegen.spec.fusion import MERGES
+from fusegen.spec.load import SpecSet
+from fusegen.steps import is_gemm
+from fusegen.steps.gemm_pointwise import epilogue as epilogue_of
+
+RECIPES = ("bf16", "fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4")
+ARCHS = ("sm_80", "sm_90a")
+EPILOGUES = {kind for parts, kind in MERGES.items() if "quantize" not in parts}
+FIRED = {
+    "linear_residual": {"linear_bias_add"},
+    "norm_mlp": {"linear_bias_add"},
+    "scaled_residual": {"linear_scale_add", "linear_scale"},
+    "split_linear": {"linear_add"},
+    "linear_around": {"linear_bias_add", "linear_add"},
+    "grouped_around": {"grouped_linear_bias_add", "grouped_linear_add"},
+}
+"""Fusions of GEMMs that apply to a module, whatever the recipe."""
+HEAD = """edition: 1
+module: {name}
+class: Toy
+summary: toy
+dims: {{T: tokens, H: hidden}}
+inputs:
+  x: {{shape: [T..., H], role: input}}
+"""
+LINEAR = "  - {op: linear, as: fc, out: h, dims: {K: H, N: H}}\n"
+
+
+@cache
+def specs() -> SpecSet:
+    return load([builtin_specs(), SPECS])
+
+
+@cache
+def apart() -> SpecSet:
+    """The specs without the fusions of GEMMs."""
+    of_gemms = {rule for rules in FIRED.values() for rule in rules}
+    fusions = {n: fusion for n, fusion in specs().fusions.items() if n not in of_gemms}
+    return replace(specs(), fusions=fusions)
+
+
+def plan_of(
+    module: str,
+    recipe: str = "bf16",
+    arch: str = "sm_90a",
+    *options: str,
+    of: SpecSet | None = None,
+) -> ModulePlan:
+    cell = Cell(module, recipe, options)
+    return resolve_module(of or specs(), cell, arch, observe=verify_pass)
+
+
+def with_module(folder: Path, text: str) -> SpecSet:
+    (folder / "modules").mkdir()
+    (folder / "modules" / "toy.yaml").write_text(HEAD.format(name="toy") + text)
+    return load([builtin_specs(), SPECS, folder])
+
+
+def merged(plan: ModulePlan) -> list[Step]:
+    return [step for step in plan.steps if step.primitive in EPILOGUES]
+
+
+def reasons(plan: ModulePlan, rule: str) -> list[str]:
+    return [each.reason for each in plan.rewrites if each.rule == rule]
+
+
+def test_every_fusion_of_gemms_is_tried_here() -> None:
+    known = {name for name, each in specs().fusions.items() if each.merges} - {*apart().fusions}
+    assert known == {rule for rules in FIRED.values() for rule in rules}
+    assert not merged(plan_of("linear_residual", of=apart()))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("module", FIRED)
+def test_they_apply_under_every_recipe(module: str, recipe: str, arch: str) -> None:
+    plan = plan_of(module, recipe, arch)
+    assert {step.rule for step in merged(plan)} == FIRED[module]
+    for step in merged(plan):
+        between = {name for part in step.parts[:-1] for name in part.writes}
+        assert between.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))
+        assert between.isdisjoint(name for each in plan.steps for name in each.reads)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("module", FIRED)
+def test_the_parts_are_the_steps_that_they_were(module: str, recipe: str) -> None:
+    """So the reference is the same text, and so are flags, saved tensors and shards."""
+    plan, other = plan_of(module, recipe), plan_of(module, recipe, of=apart())
+    for one, two in zip(plan.unmerged.ops, other.unmerged.ops, strict=True):
+        assert one[1].arguments == two[1].arguments and one[1].results == two[1].results
+        assert {s.out: s for s in one[1].steps} == {s.out: s for s in two[1].steps}
+    assert (plan.saved, plan.states, plan.shardings) == (other.saved, other.states, other.shardings)
+    if module in ("linear_residual", "norm_mlp"):  # elsewhere steps have changed places
+        assert reference_context(plan) == reference_context(other)
+
+
+@pytest.mark.parametrize("module", FIRED)
+def test_an_architecture_without_kernels_keeps_the_steps(module: str) -> None:
+    plan = plan_of(module, arch="cpu")
+    assert not merged(plan)
+    for rule in FIRED[module]:
+        assert reasons(plan, rule) == ["cpu has no kernels"]
+
+
+def test_kernels_are_named_by_store_and_expressions() -> None:
+    forward, backward = merged(plan_of("scaled_residual"))
+    assert forward.kernels == (
+        "gemm_sm90_fprop_binary_pointwise_constant_scale_forward"
+        "_pointwise_add_extra_input_forward_of_x"
+    )
+    assert backward.kernels == "gemm_sm90_dgrad_unary_pointwise_constant_scale_backward"
+    assert [each.of for each in epilogue_of(forward)] == [0, 0]
+    (step,) = merged(plan_of("split_linear", "fp8_current"))
+    assert step.kernels == (
+        "gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128_binary_pointwise_add_2_of_a"
+    )
+
+
+def test_a_gradient_may_be_the_second_of_a_sum() -> None:
+    """The one that comes in stands first; kernels read it, and add in the order of the sum."""
+    step = merged(plan_of("linear_around"))[1]
+    assert step.rule == "linear_add"
+    assert [each.of for each in epilogue_of(step)] == [1]
+    assert step.input("other") == "dy"
+
+
+def test_the_launcher_hands_over_what_expressions_read() -> None:
+    plan = plan_of("scaled_residual")
+    context = launcher_context(plan, specs().archs["sm_90a"], "namespace")
+    lines = "\n".join(line for p in context.programs for s in p.steps for line in s.lines)
+    scale = r"static_cast<float>\(\w+\)"
+    assert re.search(rf"epilogue=\*/{{pointer\(residual_dense\), {{{scale}}}}}", lines)
+    assert re.search(rf"epilogue=\*/{{nullptr, {{{scale}}}}}", lines)
+    plain = launcher_context(plan_of("linear"), specs().archs["sm_90a"], "namespace")
+    assert not any("epilogue" in li for p in plain.programs for s in p.steps for li in s.lines)
+
+
+def test_explain_says_what_the_kernel_computes() -> None:
+    plan = plan_of("linear_residual")
+    text = " ".join(" ".join(explain(plan)).split())
+    assert "1. gemm_pointwise fprop: x, fc_weight, fc_bias, residual -> y (y = x + extra)" in text
+    assert "rule linear_bias_add" in text
+    (place,) = (each.place for each in plan.rewrites if each.rule == "linear_bias_add")
+    assert place == "forward: fc: gemm fprop -> fc_y, sum: pointwise -> y"
+
+
+def test_without_a_fusion_its_steps_stay() -> None:
+    left_out = replace(specs(), fusions={
+        name: each for name, each in specs().fusions.items() if name != "linear_bias_add"
+    })  # fmt: skip
+    plan = plan_of("linear_around", of=left_out)
+    assert {step.rule for step in merged(plan)} == {"linear_add"}
+    assert [step.primitive for step in plan.forward.steps] == ["gemm", "pointwise"]
+
+
+# ---- where they must not apply
+
+
+def test_a_result_that_leaves_the_module_stays(tmp_path: Path) -> None:
+    text = (
+        f"outputs: [y, h]\nchain:\n{LINEAR}"
+        "  - {op: add_extra_input, as: sum, with: {extra: x}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, text))
+    assert "h is a result of the forward" in reasons(plan, "linear_bias_add")
+
+
+def test_a_result_that_others_read_stays(tmp_path: Path) -> None:
+    text = (
+        f"chain:\n{LINEAR}  - {{op: gelu, as: act, out: a, dims: {{D: H}}}}\n"
+        "  - {op: add_extra_input, as: sum, with: {x: h, extra: a}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, text))
+    assert not merged(plan)
+    assert any("h is read by act: pointwise" in each for each in reasons(plan, "linear_bias_add"))
+
+
+def test_a_result_that_is_added_to_itself_stays(tmp_path: Path) -> None:
+    text = (
+        f"chain:\n{LINEAR}"
+        "  - {op: add_extra_input, as: sum, with: {x: h, extra: h}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, text))
+    assert not any(is_gemm(step) and step.parts for step in plan.forward.steps)
+    assert any("as several operands" in each for each in reasons(plan, "linear_bias_add"))
+
+
+def test_a_sum_of_three_stays(tmp_path: Path) -> None:
+    text = (
+        "chain:\n  - {op: linear, as: one, out: a, dims: {K: H, N: H}}\n"
+        "  - {op: linear, as: two, out: b, with: {x: x}, dims: {K: H, N: H}}\n"
+        "  - {op: add_extra_input, as: pair, out: p, with: {x: a, extra: b}, dims: {D: H}}\n"
+        "  - {op: add_extra_input, as: all, with: {extra: x}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, text))
+    found = reasons(plan, "linear_add")
+    assert any("read more than one tensor besides" in each for each in found), found
+    # Of the two GEMMs of the forward one adds what the other one gives.
+    assert [step.rule for step in merged(plan)] == ["linear_bias_add"]
+
+
+def test_a_bias_times_scales_stays() -> None:
+    plan = plan_of("grouped_around", "bf16", "sm_90a", "scaled_bias")
+    assert "h has a bias times scales of rows" in reasons(plan, "grouped_linear_bias_add")
+    assert [step.rule for step in merged(plan)] == ["grouped_linear_add"]
+
+
+@pytest.mark.parametrize("stores", [(Store.BINARY,), (Store.UNARY, Store.BINARY)])
+def test_kernels_that_an_architecture_lacks(stores: tuple[Store, ...]) -> None:
+    arch = specs().archs["sm_90a"]
+    kernels = {
+        name: replace(family, stores=tuple(s for s in family.stores if s not in stores))
+        for name, family in arch.kernels.items()
+    }
+    of = replace(specs(), archs={**specs().archs, "sm_90a": replace(arch, kernels=kernels)})
+    plan = plan_of("scaled_residual", of=of)
+    left = {"linear_scale"} if Store.UNARY not in stores else set()
+    assert {step.rule for step in merged(plan)} == left
+    (reason,) = reasons(plan, "linear_scale_add")
+    assert reason.startswith("sm_90a has no kernels for gemm_pointwise of binary")
