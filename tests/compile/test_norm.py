@@ -230,6 +230,18 @@ def test_the_gradients(
         assert first is second is None or torch.equal(first, second)
 
 
+@pytest.mark.parametrize("columns", (512, 2048, 16384))
+def test_a_gpu_with_less_shared_memory_gives_the_same_bits(
+    kernels: Kernels, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of weight and bias, which do not fit a block together, are made one at a time."""
+    case = Case("layer", 37, columns, torch.bfloat16, zero_centered=False)
+    wanted = gradients(kernels, case)
+    monkeypatch.setenv("FUSEGEN_TEST_CTA_BYTES", str(99 * 1024))
+    for found, same in zip(gradients(kernels, case), wanted, strict=True):
+        assert found is not None and same is not None and torch.equal(found, same)
+
+
 @pytest.mark.parametrize("columns", (72, 2048, 16392))
 @pytest.mark.parametrize(
     "wanted",
