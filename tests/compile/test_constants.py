@@ -38,6 +38,8 @@ CELLS = (
     Cell("grouped_mlp", "mxfp8", ("debug",)),
     Cell("grouped_mlp", "mxfp8"),
     Cell("layer_norm", "bf16"),
+    Cell("residual_rms_norm", "bf16"),
+    Cell("rms_norm_linear", "mxfp8"),
     Cell("rotary", "bf16"),
     Cell("softmax", "bf16"),
     Cell("cross_entropy", "bf16"),

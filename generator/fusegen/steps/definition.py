@@ -28,10 +28,9 @@ class Trait(str, Enum):
     that a backward may run it instead of the forward saving what it gives.  OBSERVES leaves numbers
     for people: no step runs for its sake.  MOVES_STATE moves the state of delayed scaling on, and
     nothing else.  JOINS does several steps of one kind, none of which waits for another.  COMMUTES
-    gives the same bits where its first two operands change places.  LOOPS
-    runs several steps of any kinds for a chunk of the rows at a time: what it launches are those.
-    ROUNDS gives its operand in another type: of a part of it a part, of a partial sum a partial
-    sum.
+    gives the same bits where its first two operands change places.  LOOPS runs several steps of any
+    kinds for a chunk of the rows at a time: what it launches are those.  ROUNDS gives its operand
+    in another type: of a part of it a part, of a partial sum a partial sum.
     """
 
     GEMM = "gemm"
