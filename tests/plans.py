@@ -50,6 +50,9 @@ def _has_its_options(cell: Cell) -> bool:
     return refusal(cell.options, module, recipe, SPECS.ops) is None
 
 
+SLOW = (pytest.mark.slow,)
+"""In the tier of options, where that of fast tests has what stands for it."""
+
 Form = tuple[object, ...]
 
 
@@ -77,7 +80,7 @@ def stand_for_others() -> frozenset[str]:
 
 def by_form(module: str, *rest: object, id: str | None = None) -> Any:
     """A parameter set of a test; slow where the module of another one stands for this."""
-    marks = () if module in stand_for_others() else (pytest.mark.slow,)
+    marks = () if module in stand_for_others() else SLOW
     return pytest.param(*(rest or (module,)), marks=marks, id=id or module)
 
 
@@ -86,7 +89,8 @@ def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
 
     It is one test for each module on each architecture: thousands of tests take longer to be
     collected and reported than to run. A failure has a note that names the cell. Modules of one
-    form stand for each other: the first is in the fast tier, the others in that of options.
+    form stand for each other, and so do architectures: the first is in the fast tier, the others in
+    that of options.
 
     Args:
         columns: the places of each argument; the last one names the row.
@@ -96,7 +100,12 @@ def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
         arch, cell = row[-1]
         groups.setdefault(f"{arch}-{cell.module}", []).append(row)
 
-    parameters = [by_form(rows[0][-1][1].module, rows, id=name) for name, rows in groups.items()]
+    first, *_ = (rows[0][-1][0] for rows in groups.values())
+    parameters = []
+    for name, rows in groups.items():
+        arch, cell = rows[0][-1]
+        own = by_form(cell.module, rows, id=name)
+        parameters.append(own if arch == first else pytest.param(rows, marks=SLOW, id=name))
 
     def decorate(check: Check) -> Check:
         @pytest.mark.parametrize("rows", parameters)

@@ -20,8 +20,10 @@ INTERLEAVED, BLOCK = "interleaved_32", 32
 SPECS = load([builtin_specs()])
 OFFERING = modules_with(INTERLEAVED, SPECS)
 ALONE = [name for name in OFFERING if not SPECS.modules[name].chain]
-EXPERTS = [name for name in OFFERING if SPECS.modules[name].chain]
+CHAINS = [name for name in OFFERING if SPECS.modules[name].chain]
 SPLITS = torch.tensor([9, 0, 40])
+SIZES = {"E": 3, "H": 64, "F": 96, "K": 64, "D": 96}
+"""Of constructors, by the symbols of the built-in chains."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     cells = [
         Cell(module, recipe, options)
         for module in OFFERING
-        for recipe in (SPECS.recipes if module in EXPERTS else ("bf16",))
+        for recipe in (SPECS.recipes if module in CHAINS else ("bf16",))
         for options in ((), (INTERLEAVED,))
     ]
     return load_cells("interleave", tmp_path_factory.mktemp("interleave"), cells)
@@ -46,10 +48,11 @@ def _function(bundle: str, module: str, *options: str) -> Any:
     return _named(bundle, module, module, "bf16", *options)
 
 
-def _experts(bundle: str, module: str, recipe: str, *options: str) -> Any:
+def _layer(bundle: str, module: str, recipe: str, *options: str) -> Any:
     torch.manual_seed(0)
-    made = _named(bundle, SPECS.modules[module].class_, module, recipe, *options)
-    return made(num_groups=3, hidden=64, intermediate=96, bias=True)
+    spec = SPECS.modules[module]
+    made = _named(bundle, spec.class_, module, recipe, *options)
+    return made(**{spec.dims[s]: SIZES[s] for s in spec.dims if s in SIZES}, bias=True)
 
 
 def interleave(x: Tensor, dim: int) -> Tensor:
@@ -87,24 +90,28 @@ def test_activations(bundle: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", SPECS.recipes)
-@pytest.mark.parametrize("module", EXPERTS)
-def test_experts(bundle: str, module: str, recipe: str) -> None:
-    """Rows of fc1's weight and bias in the other order: the same outputs, up to sums' order."""
-    x, probs = _normal(64, 64, seed=1), torch.rand(64)
-    weight, bias, dy = (
-        _normal(*shape, seed=2).detach() for shape in ((3, 192, 64), (3, 192), (64, 64))
-    )
+@pytest.mark.parametrize("module", CHAINS)
+def test_chains(bundle: str, module: str, recipe: str) -> None:
+    """Rows of the first weight and its bias change places: the same, up to the order of sums."""
+    chain = SPECS.modules[module].chain
+    first = next(item.as_ for item in chain if "linear" in item.op)
+    further = (SPLITS, torch.rand(64)) if "E" in SPECS.modules[module].dims else ()
+    x = _normal(64, 64, seed=1)
     found = []
-    for options, place in (((), lambda t: t), ((INTERLEAVED,), lambda t: interleave(t, 1))):
-        layer = _experts(bundle, module, recipe, *options)
+    for options, place in (((), lambda t, _: t), ((INTERLEAVED,), interleave)):
+        layer = _layer(bundle, module, recipe, *options)
+        linear = layer.get_submodule(first)
         with torch.no_grad():
-            layer.fc1.weight.copy_(place(weight))
-            layer.fc1.bias.copy_(place(bias))
-        y = layer(x, SPLITS, probs)
-        grads = torch.autograd.grad(y, [layer.fc1.weight, layer.fc1.bias, layer.fc2.weight, x], dy)
+            for parameter, dim in ((linear.weight, -2), (linear.bias, -1)):
+                value = _normal(*parameter.shape, seed=2 - dim).detach()
+                parameter.copy_(place(value, dim))
+        y = layer(x, *further)
+        others = [p for p in layer.parameters() if p is not linear.weight and p is not linear.bias]
+        dy = _normal(*y.shape, seed=9).detach()
+        grads = torch.autograd.grad(y, [linear.weight, linear.bias, *others, x], dy)
         found.append((y.detach(), *grads))
     (y, dweight, dbias, *rest), others = found
-    wanted = (y, interleave(dweight, 1), interleave(dbias, 1), *rest)
+    wanted = (y, interleave(dweight, -2), interleave(dbias, -1), *rest)
     for one, other in zip(wanted, others, strict=True):
         if recipe == "bf16":
             torch.testing.assert_close(other, one)

@@ -30,7 +30,8 @@ def _shipped() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for path in sorted((_ROOT / "specs" / "ops").glob("*.yaml")):
         op = yaml.safe_load(path.read_text())
-        operands = [h for n, t in op["inputs"].items() for h in t.get("halves", [n])]
+        tensors = op["inputs"] | op.get("parameters", {})
+        operands = [h for n, t in tensors.items() for h in t.get("halves", [n])]
         values = {n: a["default"] for n, a in op.get("attributes", {}).items()}
         for text in op.get("pointwise", {}).values():
             cases[f"specs/{path.stem}"] = (text, tuple(operands), values)

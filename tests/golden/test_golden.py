@@ -164,6 +164,7 @@ def test_the_bytes_depend_on_nothing_but_the_inputs(
     } == {"cold, elsewhere": set(), "warm": set(), "none": set()}
 
 
+@pytest.mark.slow
 def test_the_order_in_which_cells_are_added_leaves_no_trace(tmp_path: Path) -> None:
     rows = api.plan(api.Query(archs=("sm_90a",), recipes=("bf16",)))
     modules = tuple(row.module for row in rows if row.status != "unsupported")
@@ -197,6 +198,7 @@ def toy(few: api.Generated, tmp_path: Path) -> api.Request:
     )
 
 
+@pytest.mark.slow
 def test_a_recipe_adds_only_its_own_files_and_leaves_without_a_trace(toy: api.Request) -> None:
     before = contents(toy.out)
     assert not api.generate(toy).refused

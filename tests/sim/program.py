@@ -22,7 +22,7 @@ from fusegen.build.toolchain import find_toolchain
 
 HERE = Path(__file__).parent
 HEADERS = HERE.parents[1] / "templates" / "static" / "csrc" / "fusegen"
-SECONDS = 60
+SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)

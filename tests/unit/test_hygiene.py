@@ -231,6 +231,7 @@ def expected(packages: Path) -> dict[Cell, list[torch.Tensor | None]]:
     return {cell: numbers(package, cell) for cell in RUNNING}
 
 
+@pytest.mark.slow
 @settings(
     max_examples=5,
     deadline=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plans import by_form
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
@@ -170,8 +169,9 @@ def too_wide(arch: str, cells: list[Cell]) -> dict[str, int]:
     return {cell: width for cell, width in widths.items() if width > MOST}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
-@pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
+@pytest.mark.parametrize("module", SPECS.modules)
 def test_no_op_takes_many_tensors(module: str, arch: str) -> None:
     assert not too_wide(arch, cells_with_options(module))
 

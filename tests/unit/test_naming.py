@@ -126,6 +126,7 @@ def test_what_is_no_name_is_refused(parse: object, text: str) -> None:
         parse(text)
 
 
+@pytest.mark.slow
 def test_every_name_of_every_plan_is_read_back() -> None:
     gemms = elements = 0
     for plan in plans():

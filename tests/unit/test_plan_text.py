@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plans import by_form
 
 from fusegen.checks.load import load
 from fusegen.ir.buffers import Attribute, Buffer
@@ -34,7 +33,8 @@ def test_plans_of_every_target_read_back(arch: str) -> None:
         assert parse(text(plan)) == plan, plan.cell
 
 
-@pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", SPECS.modules)
 def test_plans_of_every_module_read_back_with_each_option(module: str) -> None:
     words = words_of(SPECS.modules[module], SPECS.ops)
     cells = [Cell(module, "fp8_delayed", (word,)) for word in words]

@@ -222,6 +222,7 @@ def test_a_plan_says_what_it_was_made_from(plan: ModulePlan) -> None:
     assert len(set(plan.sources)) == len(plan.sources)
 
 
+@pytest.mark.slow
 def test_plans_are_pure() -> None:
     places = [(arch, cell) for arch, cell in PLACES if cell.module in plans.stand_for_others()]
     for arch, cell in places:

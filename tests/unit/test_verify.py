@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from plans import by_form
+from plans import SLOW, by_form
 
 from fusegen import cli
 from fusegen.checks.load import load
@@ -39,7 +39,9 @@ def cells_of(module: str) -> list[Cell]:
 
 
 # What differs on an architecture is which kernels it lacks: one that has few stands for others.
-@pytest.mark.parametrize("arch", ["cpu", pytest.param("sm_90a", marks=pytest.mark.slow), "sm_80"])
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(arch, marks=SLOW) for arch in ("cpu", "sm_90a")), "sm_80"]
+)
 @pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
 def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str) -> None:
     plan = resolve(SPECS, arch, cells_of(module), derivations(), verify_pass)
