@@ -111,7 +111,7 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
     steps: dict[str, Step] = {PEER: partial(_step, partial(compiled, *operands.leaves), operands)}
     expected = steps[PEER]()
     case = f"{MODULE} {size}"
-    for cell in common.bundles.cells_of(Path(package.__path__[0]), MODULE, choices=False):
+    for cell in common.bundles.cells_of(Path(package.__path__[0]), MODULE):
         name = common.contender(cell)
         steps[name] = _ours(package, cell, size, operands)
         tolerance = 1e-2 if cell.endswith("__bf16") else TOLERANCE

@@ -78,10 +78,9 @@ def stand_for_others() -> frozenset[str]:
     return frozenset(first.values())
 
 
-def by_form(module: str, *rest: object, id: str | None = None) -> Any:
-    """A parameter set of a test; slow where the module of another one stands for this."""
-    marks = () if module in stand_for_others() else SLOW
-    return pytest.param(*(rest or (module,)), marks=marks, id=id or module)
+def by_form(module: str) -> Any:
+    """A module as a parameter of a test; slow where another one stands for it."""
+    return pytest.param(module, marks=() if module in stand_for_others() else SLOW, id=module)
 
 
 def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
@@ -100,12 +99,17 @@ def every(*columns: Iterable[Place]) -> Callable[[Check], Check]:
         arch, cell = row[-1]
         groups.setdefault(f"{arch}-{cell.module}", []).append(row)
 
-    first, *_ = (rows[0][-1][0] for rows in groups.values())
-    parameters = []
-    for name, rows in groups.items():
-        arch, cell = rows[0][-1]
-        own = by_form(cell.module, rows, id=name)
-        parameters.append(own if arch == first else pytest.param(rows, marks=SLOW, id=name))
+    places = {name: rows[0][-1] for name, rows in groups.items()}
+    first, _ = next(iter(places.values()))
+    standing = {
+        name
+        for name, (arch, cell) in places.items()
+        if arch == first and cell.module in stand_for_others()
+    }
+    parameters = [
+        pytest.param(rows, marks=() if name in standing else SLOW, id=name)
+        for name, rows in groups.items()
+    ]
 
     def decorate(check: Check) -> Check:
         @pytest.mark.parametrize("rows", parameters)
