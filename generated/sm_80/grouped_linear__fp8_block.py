@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2d3cfb4939001cd0
+# checksum sha256:2d02e948a5c3aab9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "3e13d415980009cc99f209d9e47a1f8a3bd13cd7382185c038e8cbde02d38f6f"
+DIGEST = "9a68570167a7ce4e7d3e76c2107851576c852db81b183fe2a34345412b3b4dd4"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:24edf6f8c0aad3c4
+# checksum sha256:814d56df92ff1530
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "147b940400dcd1b9dad76e3be17fc0bc02e3202b5ffaf0999058340244314efe"
+DIGEST = "a4dd2e39fc016cdbd62ed71b6b8e6a214525c9b44b7bf92433df2e5b9c6bbc69"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b95bc6f4624e820f
+# checksum sha256:10075b456efb6c68
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "17316913a3569da107bc06b3e70bf4a2c2561804c25211fded74ffc6ddff3d69"
+DIGEST = "53b65947a1395254d61e44d3cd93f8610b57f3b78b11b2beda79ab6de96fcdcb"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:423594e0d37ec29d
+# checksum sha256:24f8ef0cbfeb6c5d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "e3156f61de4308133ed075e180a51f383da2213a9f24c5c252e652d79078aa36"
+DIGEST = "330f18051e0217bdf06b5d448ce15d317331a667d1aad91199aa49be223cdcef"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

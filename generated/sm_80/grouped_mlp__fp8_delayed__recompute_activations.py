@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:65b01b9e11197ba5
+# checksum sha256:c23c6f497294e5ac
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "a599cda6b81a49a8636e037fee56d6a720615c57276f485dc9aa817080e2ef8c"
+DIGEST = "1d6088fac694cb1346ba8927af0e2706cb95043e26bfa2418752363201bf477a"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c398c244c079d998
+# checksum sha256:54ae31fde2dd6b19
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "27a9990cf55786dc8aca0f8f9c84129f159a3f504e4fbfefe09b62098b39cdc9"
+DIGEST = "86d413fad6d4a6a8b68a5c3b70418bdf268397411576637216cbe7b85a5092e9"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0dab6ba4686fc4f9
+# checksum sha256:d7a0b14230b19a2d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "8722a34bde6403aef06bb4cf4602424b410d432caed4f01b7ac17b103e06f166"
+DIGEST = "57bc957bc6dc954dec5d500ce371e15cbf47d93d0e762c1700e825d0ab202f61"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7e6d1931a68a60d4
+# checksum sha256:79b5e7c931ad81d8
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "f0b1cd57137cad5a6e670d6234a1e1dcd44cfcb580ab4fa4eaf28bc93f879730"
+DIGEST = "b3c3e238494bfc129bf6b478b3fa648904b10f3027459c82c1af6e63cb2deeb8"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0ead2ca82f746238
+# checksum sha256:e5b865a72ba47dc4
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "95c37c8f049f53f7fbc7801425e5f9b39005bf7d5d5b3c071931d1f2fbc0ac99"
+DIGEST = "89a500fe343d5f82cd33f549ff32fc57c3b91801cff97b71bb84e3b9fa452798"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a42f8ee64c9efab4
+# checksum sha256:0c4aa2b46347eb0c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "1c7071254490e024167b4065525d4e639290a0c15641be6c1b533fc3f578a689"
+DIGEST = "2dc4fc4001fdf70b89a58f9dcdb1588ecf418b8384908f4f2fc669eb6eb6a185"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

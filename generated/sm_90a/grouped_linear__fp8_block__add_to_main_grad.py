@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:798ef9c58f8cf534
+# checksum sha256:4f3e2ba0bb92d02e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "50deb82b23e094b4dac9267fa5f05a0e6bfb13b15c263b1ae6a566d6cf2d9ee9"
+DIGEST = "0677e491d472f01fb17a0e3d10cf73c6a12841117c0c90606184053bddeef9c3"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

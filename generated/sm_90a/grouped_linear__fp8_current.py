@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f51653a586f46b2b
+# checksum sha256:d89f5c68556de669
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "d5eda048422edb11d125bc1f0c0de5cbe09f4a9ce1d0d51cecfc01759315877a"
+DIGEST = "ae899269bb20906858c0b30027fbb86a531eb0180da3cc15dfa55ed74398120c"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8e12fdc48f47ab89
+# checksum sha256:b4f27d34c484c745
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "7d26153a2b8076f12bb40b63dd0e72cda6bf988f6c6795d3475ca19d84bf1340"
+DIGEST = "a4642605a361066f5eb4471534442a0618e05eab877771d3756455cb9e0b38c3"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:012ab2a9e1e46b34
+# checksum sha256:5606b731285f541f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "0ebcb4ca66d6f55ecdad23ad196e5ea02dad8377530559871745ea1b04a7b727"
+DIGEST = "479bc8baf9954bda344d3d44df054bef0219c792ebbf066ad340cc12fdcca88d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

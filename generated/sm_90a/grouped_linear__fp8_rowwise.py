@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c806c8e8840a628b
+# checksum sha256:2ff764c7b29a2947
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "0beefd205d5cfae7e91e39d041a956f56a995cb8260b11dcd0191b2160d0ea37"
+DIGEST = "c2d8500803fd38df813e1a40d059b486ce18b07f429f9214d38eb2bf20dd05a6"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e9063f79924bfce4
+# checksum sha256:d8d5968c25abea35
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "4fc13f908ba98fc7785c3ec992d3232c0b15b2e29adf41cf87ec1da2598466e6"
+DIGEST = "fa71f2505f098de1ed87da33610dfcacee4bcef7ea48a296623f3272533b458f"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

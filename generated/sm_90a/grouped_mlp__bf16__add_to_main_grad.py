@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95105c9f976541e8
+# checksum sha256:fec98d662e4926f3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "72970ca53dfe0b616b4a562c8df94381c8535679877f44add67bbaee83635c15"
+DIGEST = "ce8d3448ebe14865d399177fd497302f2d09f22f5375d3b83ad63cbb0636582e"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

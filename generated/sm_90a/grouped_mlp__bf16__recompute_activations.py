@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f8c0eb071c3521e5
+# checksum sha256:d761305c9eb8f3fc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "c8ca737e99ccd4bd55b41f1c0120cf83d8b38eb74c62e7b9470e692f815de6d7"
+DIGEST = "16facf9f34881e6d47e7759baafda720a7fda48447bffe5bcc3306093a43a003"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

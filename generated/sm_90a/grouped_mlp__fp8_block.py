@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5026f3494dbe8124
+# checksum sha256:1ab23589b964b842
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "ab2aff5b0a891e0079e40d038691bc253ae609ffb47839411d69b9f28ed0a219"
+DIGEST = "788e2c0e6e956c39e4cdda57fadde516e5f3b0ec2a3613eac590a00834820295"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

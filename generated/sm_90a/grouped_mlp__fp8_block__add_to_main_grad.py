@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a19d6e62732bbd98
+# checksum sha256:2f98ee9668d3f5ab
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "d833570ae795a16f298f3024520b4c3fc813ac08e3093d822df88b1dacd9fc32"
+DIGEST = "15bc775c3fece358c5bee4e980a932a123b188a90245cbc4e4173d27534a07f3"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:579c95866f3f5c48
+# checksum sha256:b8946af52023d97c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "14cc2fef50dc8bbb798b618854cf757a635ea4256ac3f46136cca0d9bd16ff18"
+DIGEST = "730414ec15f0330dfffe1ddb7e70ac9b5a2d92b4e1fc1273c8e1ca03122f38ea"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

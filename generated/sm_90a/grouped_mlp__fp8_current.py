@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:35953531aa623cf3
+# checksum sha256:5a82182c1b36b200
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "0c0af8e031c56c41ef704f044c1a5888b11bfce3746e87b83f3a7fb0ca071ad0"
+DIGEST = "c449c1cfe3fdfb4aee84dea10912c46cf41c05b922fd70f0c0d727c256556676"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:765c4787e17b2d49
+# checksum sha256:e00759d163c21665
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "c5e3039842bafb80070d5b97241487535880a5130dbbd67d2ebb36f75dd874a4"
+DIGEST = "728eb8ac62fca7cd3ef6764fb8170391630224df697ae67b5107a1a6561e35c0"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

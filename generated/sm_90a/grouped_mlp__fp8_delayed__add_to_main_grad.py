@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f2c0f176970c9739
+# checksum sha256:1076636c1ae48621
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "c712a19227bb7309472114616bdba51e2f0e4c2dc5e8eea96badc05a95ad759e"
+DIGEST = "f86a5a3f0843a44dd6d18771e0dbd5cced33e4a48c5e4ff83b3c52b50c66665a"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

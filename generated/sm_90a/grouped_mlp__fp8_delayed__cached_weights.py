@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f6b78c6ef8e3e564
+# checksum sha256:183a56a2d59078fb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "e825595c1f191427e5cc1f9f4e24a3cabf3f669865b5ff90d073f7563a0073d1"
+DIGEST = "6d5c7cce01c8aa8892ef14b7b6423c7f294debee47f99452aa7c7ed901f6f6fd"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

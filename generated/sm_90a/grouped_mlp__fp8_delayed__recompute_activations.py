@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7fff8ab748f0f2ce
+# checksum sha256:c5d55905e87ea323
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "542471b199942e7340a35bc0759e93f807b9b76bc4a09d4a96a244189d1a7990"
+DIGEST = "bf5371ddef9af607f1a05a46640de43d2e6176551fa4858bcd11ce7ee464ecb3"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

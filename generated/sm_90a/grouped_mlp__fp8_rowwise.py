@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:e8e250f683cbb5bf
+# checksum sha256:132a9ab821db0bc0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "382c06b37cd123dc75c5bb0a08b6a001600cd1e4df121b32e6e3b35a4b910e72"
+DIGEST = "2abb1931d927533db98adb8da4d8382835d7362ff36f3a16f9101f2e4ead9a5f"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

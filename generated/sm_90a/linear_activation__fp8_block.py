@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2e9873cf9d3b65ca
+# checksum sha256:7d0886fb2286d36e
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "026c00703ccedb1797c4283561b78f58c032741071cdcf6a24e27a56ab66c70f"
+DIGEST = "33da64f046388700d3eb044a4bac5c1cab34fed710ef06f2f525fae8d1c59f49"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

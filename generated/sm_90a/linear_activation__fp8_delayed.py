@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ba848aba00f1b39a
+# checksum sha256:97b8f20c262487ce
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "b3583211a02064fe22c39123e75adce961d94c8c23ca7e4e83ce662c47bd7694"
+DIGEST = "267f660d3a0c60e777ef8b28f647c9db6a448db38c37e5ccd0a5c22f4862b247"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

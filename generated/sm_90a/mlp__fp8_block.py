@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:262194d34d9ce9cd
+# checksum sha256:8f7186cfa82ada6f
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "d6cbe948ebed91652807b31be5232188fc9378367001d984651c3e8c2026818b"
+DIGEST = "e105074a9f2247e71696a072a5ff64a59f48da04269088a7047046eeed91d133"
 _library.join("mlp__fp8_block", DIGEST)
 
 

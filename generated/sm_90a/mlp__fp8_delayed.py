@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d0e105701f8e4922
+# checksum sha256:2e54b54d2f905b44
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "d57b4aab1c9c9b9299f03781873e531ee8bdf14eee8df41b25c7a301c0a8f2b8"
+DIGEST = "13a63e5c1952669f3a5f5be078a7366e0a3078688e76cab271a1267c109120ed"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

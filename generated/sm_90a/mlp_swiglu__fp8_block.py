@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2d04fa2e94222436
+# checksum sha256:c62821702470058a
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "424b9485728195451a798167e2fd3e130a55481ff88bde80810845e61ca9f355"
+DIGEST = "1bdd8ec059575c9ae01c88839f3ab487b58feb3444ee2bdeefec96d7402e9296"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4afa4d0393f33c5d
+# checksum sha256:19a55cdad9ccc33a
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "71346837314532760a49458b1904e8c559d0286a1ed6d4401587001881269e93"
+DIGEST = "18257d8b616850fca609a38f8f1e298fc56285cd492e4957ae6b13df2b2dcd8f"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

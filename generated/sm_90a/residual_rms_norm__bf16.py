@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9e6442d3d4ad9a57
+# checksum sha256:9cabeab9020b36c8
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "1dae53b5bf6fd214c144edaaa7a0f87f7ba8702437aac7bfc000a8b9c4f7104b"
+DIGEST = "ee3bfea95e4e095e7033317967ff2e71b9de189a095653de5fa3ffcfdfb17871"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

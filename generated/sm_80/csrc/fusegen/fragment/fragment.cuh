@@ -26,6 +26,7 @@ struct Fragment {
 
   float (&values)[Strips][kCount];
   uint32_t lane;
+  int first_strip = 0, first_column = 0;  // of a part, in the fragment that it is of
 
   // Of value i of a strip.
   __device__ int32_t row(int strip, int i) const {
@@ -49,7 +50,8 @@ struct Fragment {
   template <int Width>
   __device__ Fragment<Width> part(int strip, int index) const {
     static_assert(Columns % Width == 0);
-    return {reinterpret_cast<float(&)[1][Width / 2]>(values[strip][index * (Width / 2)]), lane};
+    return {reinterpret_cast<float(&)[1][Width / 2]>(values[strip][index * (Width / 2)]), lane, strip,
+            index * Width};
   }
 };
 

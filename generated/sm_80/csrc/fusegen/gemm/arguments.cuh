@@ -39,11 +39,17 @@ Bias<Element> bias_of(const GemmArguments& in) {
   return {static_cast<const Element*>(in.bias), in.row_scales};
 }
 
+// Of a result.
+template <Gemm kind>
+int64_t columns_of(const GemmArguments& in) {
+  return kind == Gemm::fprop ? in.n : in.k;
+}
+
 // CTAs that can have work: never more than tiles exist, whatever the group sizes are.
 template <Gemm kind, class Config>
 int64_t most_steps(const GemmArguments& in) {
   const auto ceil_div = [](int64_t extent, int64_t size) { return (extent + size - 1) / size; };
-  const int64_t columns = ceil_div(kind == Gemm::fprop ? in.n : in.k, Config::tile_n);
+  const int64_t columns = ceil_div(columns_of<kind>(in), Config::tile_n);
   if (kind == Gemm::wgrad) {
     return in.groups * ceil_div(ceil_div(in.n, Config::tile_m), Config::cluster) * columns;
   }
@@ -80,8 +86,9 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
 // results.
 template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, Stream& stream) {
-  static_assert(store == Store::io ||
-                    kind == (store == Store::scaled_bias ? Gemm::fprop : Gemm::wgrad),
+  constexpr bool kForward = store == Store::scaled_bias, kRows = changes(store);
+  static_assert(store == Store::io || (kForward ? kind == Gemm::fprop
+                                                : kRows == (kind != Gemm::wgrad)),
                 "gradients of weights alone go elsewhere, and fprop alone has a bias");
   if (kind != Gemm::wgrad || adds(store)) return {};
   const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);

@@ -29,13 +29,22 @@
 
 namespace fusegen {
 
+// The tensor that results are written to, and what they go through on the way there.
+template <class Change>
+struct MmaResult {
+  void* d;
+  const void* other;  // what `change` loads
+  Change change;
+};
+
 // One CTA of a kernel.
-template <Gemm kind, class Element, Store store, class T, class Config, class Visits>
-__device__ void run_mma_cta(const MmaOperands& in, void* d, const Visits visits,
-                            const Shape& shape) {
+template <Gemm kind, class Element, Store store, class T, class Config, class Visits, class Change>
+__device__ void run_mma_cta(const MmaOperands& in, const MmaResult<Change>& result,
+                            const Visits visits, const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Mainloop = MmaMainloop<kind, Config, T>;
-  using Sink = PlainSink<Element, store, kind != Gemm::wgrad, T::kWarpColumns>;
+  using Sink = PlainSink<Element, store, kind != Gemm::wgrad, T::kWarpColumns, Change>;
+  static_assert(Change::kLoads == loads(store));
   auto& control = *reinterpret_cast<MmaControl<kind, Config>*>(shared + T::kControlAt);
 
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -51,7 +60,8 @@ __device__ void run_mma_cta(const MmaOperands& in, void* d, const Visits visits,
   typename T::Source source(walker, control.order);
   CopyRing<kind, Config, T> copies(in, shape, stages);
   Mainloop mainloop(stages, uint32_t(warp_row), uint32_t(warp_column), lane);
-  Sink sink(d, shared + T::kSlabsAt + warp * kSlabBytes, shape.n, columns, lane);
+  Sink sink(result.d, shared + T::kSlabsAt + warp * kSlabBytes, shape.n, columns, lane,
+            result.other, result.change);
 
   // Tiles wait in shared memory: registers are for sums and operands.
   Tile(&tiles)[2] = control.tiles[warp];
@@ -77,31 +87,31 @@ __device__ void run_mma_cta(const MmaOperands& in, void* d, const Visits visits,
     sink.start(tile, place);
     mainloop.run(sums, tile, tiles[slot ^ 1], copies, exists);
     if (!exists || (adds(store) && tile.k == 0)) continue;
-    visitors.visit_whole(fragment, tile, place);
     store_fragment(fragment, visitors, sink, tile, place, columns);
   }
   sink.drain();
 }
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config, Store store>
+template <Gemm kind, class Element, class Config, Store store, class Change>
 static __global__ void __launch_bounds__(MmaTraits<kind, Element, Config, store>::kThreads,
                                          Config::ctas)
-    ragged_mma_gemm(const MmaOperands in, void* d, const Bias<Element> bias,
-                    const __grid_constant__ Shape shape) {
+    ragged_mma_gemm(const MmaOperands in, const __grid_constant__ MmaResult<Change> result,
+                    const Bias<Element> bias, const __grid_constant__ Shape shape) {
   using T = MmaTraits<kind, Element, Config, store>;
-  run_mma_cta<kind, Element, store, T, Config>(in, d, gemm_visitors<kind, store>(bias, shape),
+  run_mma_cta<kind, Element, store, T, Config>(in, result, gemm_visitors<kind, store>(bias, shape),
                                                shape);
 }
 
-template <Gemm kind, class Element, class Config, Store store, class Scales>
+template <Gemm kind, class Element, class Config, Store store, class Scales, class Change>
 static __global__ void __launch_bounds__(MmaTraits<kind, __nv_bfloat16, Config, store>::kThreads,
                                          Config::ctas)
-    ragged_decoded_mma_gemm(const MmaOperands in, void* d, const Scales scales,
-                            const Bias<Element> bias, const __grid_constant__ Shape shape) {
+    ragged_decoded_mma_gemm(const MmaOperands in, const __grid_constant__ MmaResult<Change> result,
+                            const Scales scales, const Bias<Element> bias,
+                            const __grid_constant__ Shape shape) {
   using T = MmaTraits<kind, __nv_bfloat16, Config, store>;
   run_mma_cta<kind, Element, store, T, Config>(
-      in, d, gemm_visitors<kind, store>(bias, shape, scales), shape);
+      in, result, gemm_visitors<kind, store>(bias, shape, scales), shape);
 }
 
 template <Gemm kind>
@@ -111,22 +121,35 @@ MmaOperands mma_operands(const GemmArguments& in) {
           uint32_t(2 * in.k)};
 }
 
+// Gradients of weights that are added to something meet that.
+template <class Element, Store store, class Change>
+auto mma_result(const GemmArguments& in, const Change& change) {
+  if constexpr (adds(store)) {
+    return MmaResult<Add<Stored<Element, store>>>{in.d, in.d, {}};
+  } else {
+    return MmaResult<Change>{in.d, in.epilogue.other, change};
+  }
+}
+
 // Internal linkage: see launch_gemm.
-template <Gemm kind, class Element, class Config, Store store = Store::io>
-static Status launch_mma_gemm(const GemmArguments& in, Stream& stream) {
+template <Gemm kind, class Element, class Config, Store store = Store::io, class Change = Keep>
+static Status launch_mma_gemm(const GemmArguments& in, Stream& stream, const Change& change = {}) {
   using T = MmaTraits<kind, Element, Config, store>;
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Config, MmaOperands, void*, Bias<Element>>(
-      &ragged_mma_gemm<kind, Element, Config, store>, shared_memory_allowed, in, stream,
-      mma_operands<kind>(in), in.d, bias_of<Element>(in));
+  const auto result = mma_result<Element, store>(in, change);
+  using Changed = decltype(result.change);
+  return launch_cta<kind, T, Config, MmaOperands, MmaResult<Changed>, Bias<Element>>(
+      &ragged_mma_gemm<kind, Element, Config, store, Changed>, shared_memory_allowed, in, stream,
+      mma_operands<kind>(in), result, bias_of<Element>(in));
 }
 
 template <Gemm kind, class Element, class Config, Store store = Store::io,
-          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none>
-static Status launch_decoded_mma_gemm(const DecodedGemmArguments& in, Stream& stream) {
+          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none, class Change = Keep>
+static Status launch_decoded_mma_gemm(const DecodedGemmArguments& in, Stream& stream,
+                                      const Change& change = {}) {
   using T = MmaTraits<kind, __nv_bfloat16, Config, store>;
   if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
@@ -135,9 +158,12 @@ static Status launch_decoded_mma_gemm(const DecodedGemmArguments& in, Stream& st
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);
   using Scales = decltype(scales);
-  return launch_cta<kind, T, Config, MmaOperands, void*, Scales, Bias<Element>>(
-      &ragged_decoded_mma_gemm<kind, Element, Config, store, Scales>, shared_memory_allowed, gemm,
-      stream, mma_operands<kind>(gemm), gemm.d, scales, bias_of<Element>(gemm));
+  const auto result = mma_result<Element, store>(gemm, change);
+  using Changed = decltype(result.change);
+  return launch_cta<kind, T, Config, MmaOperands, MmaResult<Changed>, Scales, Bias<Element>>(
+      &ragged_decoded_mma_gemm<kind, Element, Config, store, Scales, Changed>,
+      shared_memory_allowed, gemm, stream, mma_operands<kind>(gemm), result, scales,
+      bias_of<Element>(gemm));
 }
 
 }  // namespace fusegen

@@ -55,6 +55,14 @@ struct Statistics {
     forget_unpacked(x);
     return {mean, 1.0f / sqrtf(squares[0] / count + eps)};
   }
+
+  // Where they are wanted, by the first thread of the row's team.
+  __device__ __forceinline__ void store(const NormArguments& in, int64_t row,
+                                        const Place<S>& place) const {
+    if (place.lane != 0) return;
+    if (centred && in.mean != nullptr) in.mean[row] = mean;
+    if (in.rstd != nullptr) in.rstd[row] = rstd;
+  }
 };
 
 // Where rows come from: memory.
@@ -97,10 +105,7 @@ static __global__ void __launch_bounds__(S::kThreads, kBlocksPerSm<S>)
   const auto found =
       Statistics<S, centred>::template of<Element>(x, columns, count, in.eps, place);
   if (!there) return;
-  if (place.lane == 0) {
-    if (centred && in.mean != nullptr) in.mean[row] = found.mean;
-    if (in.rstd != nullptr) in.rstd[row] = found.rstd;
-  }
+  found.store(in, row, place);
   const Gamma<Element> gamma(in.weight, in.zero_centered);
 #pragma unroll
   for (int i = 0; i < S::kVectors; ++i) {
@@ -121,17 +126,29 @@ static __global__ void __launch_bounds__(S::kThreads, kBlocksPerSm<S>)
   }
 }
 
+inline constexpr int kShortThreads = 256;
+inline constexpr int kShortColumns = 16384;  // of a row that a block of so many threads holds, at most
+
+// Calls `use` with the shape of a row that is not longer than that, on the host or the device.
+#pragma nv_exec_check_disable
+template <class Use>
+__host__ __device__ auto with_short_shape(int64_t columns, const Use& use) {
+  constexpr int kThreads = kShortThreads;
+  if (columns <= 64) return use(Shape<kThreads, 8, 1>());
+  if (columns <= 256) return use(Shape<kThreads, 32, 1>());
+  if (columns <= 512) return use(Shape<kThreads, 32, 2>());
+  if (columns <= 1024) return use(Shape<kThreads, 32, 4>());
+  if (columns <= 2048) return use(Shape<kThreads, 32, 8>());
+  if (columns <= 4096) return use(Shape<kThreads, 64, 8>());
+  if (columns <= 8192) return use(Shape<kThreads, 128, 8>());
+  static_assert(Shape<kThreads, 256, 8>::kColumns == kShortColumns);
+  return use(Shape<kThreads, 256, 8>());
+}
+
 // Calls `launch` with the shape of a row.
 template <class Launch>
 Status with_shape(int64_t columns, const Launch& launch) {
-  if (columns <= 64) return launch(Shape<256, 8, 1>());
-  if (columns <= 256) return launch(Shape<256, 32, 1>());
-  if (columns <= 512) return launch(Shape<256, 32, 2>());
-  if (columns <= 1024) return launch(Shape<256, 32, 4>());
-  if (columns <= 2048) return launch(Shape<256, 32, 8>());
-  if (columns <= 4096) return launch(Shape<256, 64, 8>());
-  if (columns <= 8192) return launch(Shape<256, 128, 8>());
-  if (columns <= 16384) return launch(Shape<256, 256, 8>());
+  if (columns <= kShortColumns) return with_short_shape(columns, launch);
   if (columns <= 32768) return launch(Shape<512, 512, 8>());
   static_assert(Shape<512, 512, 16>::kColumns == kMostNormColumns);
   return launch(Shape<512, 512, 16>());

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "fusegen/launch/cta_memory.h"
 #include "fusegen/launch/shared_memory.cuh"
 #include "fusegen/norm/norm_grad.h"
 #include "fusegen/norm/rows.cuh"
@@ -339,7 +340,8 @@ template <class Element, class S, bool centred, bool adds>
 Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
   static std::atomic<uint64_t> allowed{0};
   const auto kernel = &grad_kernel<Element, S, centred, adds>;
-  Status status = allow_shared_memory(kernel, (1 + centred) * ColumnSums<S>::kBytes, allowed);
+  const int most = std::min((1 + centred) * ColumnSums<S>::kBytes, cta_shared_memory());
+  Status status = allow_shared_memory(kernel, most, allowed);
   if (!status.ok()) return status;
   Grid grid{dim3(unsigned(parts)), S::kThreads};
   grid.shared_bytes = Sums(in).count() * ColumnSums<S>::kBytes;
@@ -370,10 +372,29 @@ Status launch_long_rows(const NormGradArguments& in, int parts, Stream& stream) 
   return launch_kernel(kCall, &strip_kernel<Element>, grid, stream, in);
 }
 
+// Whether a block has room for the sums of weight and bias at once.
+inline bool both_sums_fit(int64_t columns) {
+  if (columns > kColumnsReadOnce) return true;  // they lie in registers
+  bool fit = true;
+  (void)with_grad_shape(columns, [&](auto shape) {
+    fit = 2 * ColumnSums<decltype(shape)>::kBytes <= cta_shared_memory();
+    return Status();
+  });
+  return fit;
+}
+
 }  // namespace norm
 
 template <class Element>
 static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
+  if (norm::Sums(in).count() == 2 && !norm::both_sums_fit(in.columns)) {
+    // One at a time, which reads x and dy twice: neither sum depends on the other.
+    NormGradArguments first = in, second = in;
+    first.dbias = nullptr;
+    second.dx = second.dweight = nullptr;
+    const Status done = launch_norm_grad<Element>(first, stream);
+    return done.ok() ? launch_norm_grad<Element>(second, stream) : done;
+  }
   Status status = norm::check_rows(in.rows, in.columns);
   if (!status.ok()) return status;
   const int sums = norm::Sums(in).count();

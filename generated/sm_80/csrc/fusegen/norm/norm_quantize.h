@@ -9,7 +9,9 @@ namespace fusegen {
 struct NormQuantizeArguments {
   NormArguments norm;          // its y is quantised, not written
   QuantizeStepArguments step;  // its input is that result
-  float* statistics = nullptr; // workspace [2, norm.rows]: mean and rstd, where they are no results
+  // Workspace: mean and rstd [2, norm.rows], where they are no results, and a word for each band of
+  // 128 rows, norm.rows / 128 + 1 of them.
+  float* statistics = nullptr;
   bool quantizes = true;       // otherwise statistics alone are wanted
 };
 

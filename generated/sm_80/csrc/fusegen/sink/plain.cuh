@@ -2,8 +2,8 @@
 //
 // Lanes hold pairs of a column block's rows; memory wants whole rows. A warp puts 16 rows of 128
 // bytes into its own slab, permuted so that neither side meets in a bank, and every lane stores 16
-// bytes, eight lanes a row. Results that add read the old 16 bytes first. Rows past the group's end
-// and columns past the result's are not touched.
+// bytes, eight lanes a row. Results that meet what a tensor has in their place read its 16 bytes
+// first. Rows past the group's end and columns past the result's are not touched.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/fragment/pairs.cuh"
 #include "fusegen/gemm/gemm.h"
+#include "fusegen/sink/change.cuh"
 #include "fusegen/sink/stored.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
@@ -20,7 +21,7 @@ namespace fusegen {
 inline constexpr int kSlabBytes = 16 * 128;  // of one warp
 
 // How one warp stores its part of every tile, `Columns` wide: see sink/store_fragment.cuh.
-template <class Element, Store store, bool Ragged, int Columns>
+template <class Element, Store store, bool Ragged, int Columns, class Change = Keep>
 class PlainSink {
  public:
   using Result = Stored<Element, store>;
@@ -28,9 +29,17 @@ class PlainSink {
   static constexpr int kColumns = Columns < 8 * kUnit ? Columns : 8 * kUnit;  // of one put
   static_assert(Columns % kColumns == 0 && 32 % (kColumns / kUnit) == 0);
 
-  // `rows`, `columns`: of a group's result where those are no tokens, and of every result.
-  __device__ PlainSink(void* d, uint8_t* slab, int32_t rows, int32_t columns, uint32_t lane)
-      : d_(static_cast<Result*>(d)), slab_(slab), rows_(rows), columns_(columns), lane_(lane) {}
+  // `rows`, `columns`: of a group's result where those are no tokens, and of every result; `other`
+  // has what `change` loads.
+  __device__ PlainSink(void* d, uint8_t* slab, int32_t rows, int32_t columns, uint32_t lane,
+                       const void* other, const Change& change)
+      : d_(static_cast<Result*>(d)),
+        other_(static_cast<const Result*>(other)),
+        slab_(slab),
+        rows_(rows),
+        columns_(columns),
+        lane_(lane),
+        change_(change) {}
 
   __device__ void start(const Tile&, Place) {}
   __device__ void drain() {}
@@ -44,18 +53,23 @@ class PlainSink {
     const int32_t left = tile.rows - place.row;
     const int64_t first = Ragged ? int64_t(tile.begin) : int64_t(tile.group) * rows_;
     const int32_t column = place.column + int32_t(unit()) * kUnit;
-    Result* const to = d_ + (first + tile.row + place.row + row()) * columns_ + column;
+    const int64_t at = (first + tile.row + place.row + row()) * columns_ + column;
+    Result* const to = d_ + at;
     const int32_t mine = column < columns_ ? left - int32_t(row()) : 0;  // rows below this lane's
-    uint4 old[kCount];
-    if constexpr (adds(store)) load(old, to, mine);
+    uint4 others[kCount] = {};
+    if constexpr (Change::kLoads) load(others, other_ + at, mine);
     fill(part);
     __syncwarp();
+    const auto change = change_.begin(tile);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i * kRowStep >= mine) continue;
-      uint4 out = *reinterpret_cast<const uint4*>(slab_ + offset(row() + i * kRowStep, unit()));
-      if constexpr (adds(store)) out = sum(old[i], out);
-      *reinterpret_cast<uint4*>(to + int64_t(i * kRowStep) * columns_) = out;
+      const uint4 out =
+          *reinterpret_cast<const uint4*>(slab_ + offset(row() + i * kRowStep, unit()));
+      const uint4 other = others[i];
+      *reinterpret_cast<uint4*>(to + int64_t(i * kRowStep) * columns_) =
+          uint4{change(out.x, other.x), change(out.y, other.y), change(out.z, other.z),
+                change(out.w, other.w)};
     }
     __syncwarp();
   }
@@ -75,11 +89,11 @@ class PlainSink {
     return row * 128 + (unit ^ permutation) * 16;
   }
 
-  __device__ void load(uint4 (&old)[kCount], const Result* from, int32_t mine) const {
+  __device__ void load(uint4 (&others)[kCount], const Result* from, int32_t mine) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i * kRowStep >= mine) continue;
-      old[i] = *reinterpret_cast<const uint4*>(from + int64_t(i * kRowStep) * columns_);
+      others[i] = *reinterpret_cast<const uint4*>(from + int64_t(i * kRowStep) * columns_);
     }
   }
 
@@ -94,22 +108,12 @@ class PlainSink {
     });
   }
 
-  __device__ static uint4 sum(uint4 a, uint4 b) {
-    if constexpr (is_wide(store)) {
-      const auto add = [](uint32_t a, uint32_t b) {
-        return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
-      };
-      return {add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w)};
-    } else {
-      return {add_pairs<Element>(a.x, b.x), add_pairs<Element>(a.y, b.y),
-              add_pairs<Element>(a.z, b.z), add_pairs<Element>(a.w, b.w)};
-    }
-  }
-
   Result* d_;
+  const Result* other_;
   uint8_t* slab_;
   int32_t rows_, columns_;
   uint32_t lane_;
+  Change change_;
 };
 
 }  // namespace fusegen

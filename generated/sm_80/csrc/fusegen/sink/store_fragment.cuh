@@ -34,7 +34,7 @@ __device__ void store_fragment(const Values& fragment, Visitors& visitors, Sink&
         const Place at{row, place.column + index * kWidth};
         if (at.column >= columns) return;
         const auto part = fragment.template part<kWidth>(strip, index);
-        visitors.visit_part(part, tile, at);
+        visitors.visit(part, tile, at);
         of_parts.put(part, tile, at);
       }
     });

@@ -46,8 +46,6 @@ struct GroupBias {
 
 template <class Element>
 struct AddBias {
-  static constexpr bool kWhole = false;
-
   GroupBias<Element> bias;
 
   template <class Values>

@@ -66,8 +66,8 @@ struct TileTraits {
     return (Config::shared_memory - kControlBytes - buffers * kBufferBytes) /
            (kStageBytes + ExtraBytes);
   }
-  // Old values that results are added to wait in buffers, too; four stages are worth more.
-  static constexpr int kLeastBuffers = adds(store) && stages_beside(4) >= 4 ? 4 : Config::buffers;
+  // Values that results meet wait in buffers, too; four stages are worth more.
+  static constexpr int kLeastBuffers = loads(store) && stages_beside(4) >= 4 ? 4 : Config::buffers;
   static constexpr int kStages = stages_beside(kLeastBuffers);
   static constexpr int kExtraBytes = (kStages * ExtraBytes + 1023) / 1024 * 1024;  // of all stages
   static constexpr int kSpare =

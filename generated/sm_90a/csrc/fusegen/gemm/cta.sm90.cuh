@@ -16,7 +16,7 @@ struct Control {
   StageBarriers<T::kStages> stages;
   Barrier turn[2];  // of the math warpgroups, where they take turns
   TileRing ring;
-  CopyBarrier loaded[T::kMathWarps][T::kBuffers];  // old values, of kernels that add
+  CopyBarrier loaded[T::kMathWarps][T::kBuffers];  // where results meet other values
   typename T::Source::Order order;
 
   // One thread, before any other one touches it.
@@ -26,7 +26,7 @@ struct Control {
     turn[0].init(T::kMathWarps / 2);
     turn[1].init(T::kMathWarps / 2);
     ring.init(1 + 32 * T::kMathWarps);
-    if constexpr (adds(T::kStore)) {
+    if constexpr (loads(T::kStore)) {
       for (auto& barriers : loaded) {
         for (CopyBarrier& barrier : barriers) barrier.init(1);
       }

@@ -2,6 +2,7 @@
 // no device code.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "fusegen/common/rows.h"
@@ -20,12 +21,24 @@ enum class Gemm {
 enum class Store {
   io,           // written in the module's own type
   scaled_bias,  // the same, each row's bias times a scale of that row; fprop alone
+  unary,        // as io, and then changed by expressions of it; fprop and dgrad
+  binary,       // the same, one of the expressions is of another tensor, too
   fp32,         // written in fp32; wgrad alone
   add,          // added in fp32 to what is there; wgrad alone
   add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
 constexpr bool adds(Store store) { return store == Store::add || store == Store::add_io; }
+constexpr bool changes(Store store) { return store == Store::unary || store == Store::binary; }
+// Whether results meet what a tensor has in their place.
+constexpr bool loads(Store store) { return adds(store) || store == Store::binary; }
 constexpr bool is_wide(Store store) { return store == Store::fp32 || store == Store::add; }
+
+// What expressions of a result read besides it.
+inline constexpr int kMostScalars = 8;
+struct EpilogueArguments {
+  const void* other = nullptr;  // of the result's shape; Store::binary alone
+  std::array<float, kMostScalars> scalars = {};  // of all expressions, in their order
+};
 
 // Row-major operands. n = out_features and k = in_features in all three kinds.
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
@@ -45,6 +58,7 @@ struct GemmArguments {
   int64_t k;
   int sm_count;
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
+  EpilogueArguments epilogue = {};
 };
 
 // What the result of a GEMM of decoded operands is multiplied by, for one of them, in fp32: scales

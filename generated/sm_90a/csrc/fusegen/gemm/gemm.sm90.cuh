@@ -18,6 +18,7 @@
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
+#include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/math_warps.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/load/tma.sm90.cuh"
@@ -54,16 +55,19 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
 }
 
 // One CTA of a kernel with traits `T`: `loader` fills the stages, `Mainloop` multiplies them,
-// `visits` change the sums, which are stored as `Result` through `map_d`.
-template <class T, class Result, class Mainloop, class Loader, class Visits>
+// `visits` change the sums, which are rounded to `Result`, go through `epilogue` and are stored
+// through `map_d`.
+template <class T, class Result, class Mainloop, class Loader, class Visits, class Change>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
-                        const Visits& visits, const CUtensorMap* map_d, const Shape& shape) {
+                        const Visits& visits, const CUtensorMap* map_d,
+                        const Epilogue<Change>& epilogue, const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const Cta<T> cta(shared);
   if (cta.warp == 0 && cta.lane == 0) cta.control().init();
   if (cta.warp == 1 && cta.lane == 0) {
     loader.prefetch();
     prefetch_descriptor(map_d);
+    epilogue.prefetch();
   }
   cta.enter();
   wait_for_previous_kernel();
@@ -77,8 +81,8 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
     load_and_find(cta, loader, walk, columns);
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
-    MathWarp<T, Result, Mainloop, Visits>(cta, arguments, visits, map_d, columns,
-                                          cta.warp / 4 - 1, cta.warp % 4)
+    MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,
+                                                  cta.warp / 4 - 1, cta.warp % 4)
         .run(cta.control().ring);
   }
   cta.leave();
@@ -88,16 +92,17 @@ template <class T>
 using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras>;
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config, Store store>
+template <Gemm kind, class Element, class Config, Store store, class Change>
 static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::kThreads, 1)
     ragged_gemm(const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b,
                 const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
+                const __grid_constant__ Epilogue<Change> epilogue,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config, store>;
   const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
-      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, shape);
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape);
 }
 
 }  // namespace fusegen

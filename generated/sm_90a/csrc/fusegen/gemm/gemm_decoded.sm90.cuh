@@ -11,22 +11,25 @@
 namespace fusegen {
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
-template <Gemm kind, class Element, class Config, Store store, class Scales>
+template <Gemm kind, class Element, class Config, Store store, class Scales, class Change>
 static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, store>::kThreads, 1)
     ragged_decoded_gemm(const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_d, const Scales scales,
-                        const Bias<Element> bias, const __grid_constant__ Shape shape) {
+                        const Bias<Element> bias,
+                        const __grid_constant__ Epilogue<Change> epilogue,
+                        const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
-      loader, nullptr, gemm_visitors<kind, store>(bias, shape, scales), &map_d, shape);
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape, scales), &map_d, epilogue, shape);
 }
 
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class Element, class Config, Store store = Store::io,
-          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none>
-static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream) {
+          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none, class Change = Keep>
+static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream,
+                                  const Change& change = {}) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const GemmArguments& gemm = in.gemm;
   if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
@@ -35,12 +38,16 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream
   CUtensorMap a, b, d;
   Status status = encode_operands<kind, __nv_bfloat16, Result, T, Config>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
+  Epilogue<Change> epilogue{change};
+  status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
+  if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);
   using Scales = decltype(scales);
-  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>>(
-      &ragged_decoded_gemm<kind, Element, Config, store, Scales>, shared_memory_allowed, gemm,
-      stream, a, b, d, scales, bias_of<Element>(gemm));
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>,
+                    Epilogue<Change>>(
+      &ragged_decoded_gemm<kind, Element, Config, store, Scales, Change>, shared_memory_allowed,
+      gemm, stream, a, b, d, scales, bias_of<Element>(gemm), epilogue);
 }
 
 }  // namespace fusegen

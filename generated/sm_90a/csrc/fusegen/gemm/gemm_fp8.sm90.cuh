@@ -44,19 +44,20 @@ struct Fp8Parts {
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
-          class Config, Store store>
+          class Config, Store store, class Change>
 static __global__ void __launch_bounds__(
     Fp8Traits<kind, A, B, scaling, accumulation, Config, store>::kThreads, 1)
     ragged_fp8_gemm(const __grid_constant__ CUtensorMap map_a,
                     const __grid_constant__ CUtensorMap map_b,
                     const __grid_constant__ CUtensorMap map_d,
                     const __grid_constant__ Scales<kind, scaling> scales, const Bias<Element> bias,
+                    const __grid_constant__ Epilogue<Change> epilogue,
                     const __grid_constant__ Shape shape) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   using Parts = Fp8Parts<T, scaling, accumulation>;
   const typename Parts::Loader loader{&map_a, &map_b, typename Parts::Extras(&scales)};
   run_cta<T, Stored<Element, store>, typename Parts::Mainloop>(
-      loader, &scales, Parts::visits(bias, shape, scales), &map_d, shape);
+      loader, &scales, Parts::visits(bias, shape, scales), &map_d, epilogue, shape);
 }
 
 }  // namespace fusegen

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "fusegen/gemm/arguments.cuh"
+#include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/gemm.sm90.cuh"
 #include "fusegen/common/status.h"
@@ -49,8 +50,8 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.
-template <Gemm kind, class Element, class Config, Store store = Store::io>
-static Status launch_gemm(const GemmArguments& in, Stream& stream) {
+template <Gemm kind, class Element, class Config, Store store = Store::io, class Change = Keep>
+static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change& change = {}) {
   using T = Traits<kind, Element, Config, store>;
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
@@ -58,10 +59,14 @@ static Status launch_gemm(const GemmArguments& in, Stream& stream) {
   CUtensorMap a, b, d;
   Status status = encode_operands<kind, Element, Result, T, Config>(in, &a, &b, &d);
   if (!status.ok()) return status;
+  Epilogue<Change> epilogue{change};
+  status = encode_epilogue<Element>(in.epilogue, columns_of<kind>(in), &epilogue);
+  if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>>(
-      &ragged_gemm<kind, Element, Config, store>, shared_memory_allowed, in, stream, a, b, d,
-      bias_of<Element>(in));
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
+                    Epilogue<Change>>(
+      &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream, a, b,
+      d, bias_of<Element>(in), epilogue);
 }
 
 }  // namespace fusegen

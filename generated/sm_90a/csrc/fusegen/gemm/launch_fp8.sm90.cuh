@@ -106,8 +106,9 @@ Status check_fp8_arguments(const Fp8GemmArguments& in) {
 
 // Internal linkage: see launch_gemm.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, Accumulation accumulation,
-          class Config, Store store = Store::io>
-static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
+          class Config, Store store = Store::io, class Change = Keep>
+static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream,
+                              const Change& change = {}) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
@@ -118,11 +119,18 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream) {
     return status;
   }
   if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
+  Epilogue<Change> epilogue{change};
+  if (Status status =
+          encode_epilogue<Element>(in.gemm.epilogue, columns_of<kind>(in.gemm), &epilogue);
+      !status.ok()) {
+    return status;
+  }
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
-                    Bias<Element>>(
-      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store>,
-      shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm));
+                    Bias<Element>, Epilogue<Change>>(
+      &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store, Change>,
+      shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm),
+      epilogue);
 }
 
 }  // namespace fusegen

@@ -6,12 +6,14 @@
 
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
+#include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/mainloop/stages.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/add.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/sink/loaded.sm90.cuh"
 #include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/sink/tma_store.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
@@ -65,13 +67,16 @@ struct Turns {
 };
 
 // One of these warps. `Result` is the type of what is stored.
-template <class T, class Result, class Mainloop, class Visits>
+template <class T, class Result, class Mainloop, class Visits, class Change>
 struct MathWarp {
   using Sums = typename Mainloop::Sums;
   using Values = typename Sums::Values;
   static constexpr Write kWrite = T::kKind == Gemm::wgrad ? Write::matrix : Write::rows;
-  using Stores = TmaStore<Result, adds(T::kStore) ? Write::add : kWrite, T::kBuffers>;
+  static constexpr Write kStores = adds(T::kStore) ? Write::add : kWrite;
+  using Stores = std::conditional_t<Change::kLoads, LoadedSink<Result, Values, T::kBuffers, Change>,
+                                    TmaStore<Result, kStores, T::kBuffers, Change>>;
   using Sink = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
+  static_assert(Change::kLoads == (T::kStore == Store::binary), "barriers are those of the store");
 
   Visits visits;
   int32_t columns;    // of the result
@@ -84,7 +89,8 @@ struct MathWarp {
 
   // The `part`-th warpgroup's; `warp` counts within it.
   __device__ MathWarp(const Cta<T>& cta, typename Mainloop::Arguments arguments,
-                      const Visits& visits, const CUtensorMap* map, int32_t columns, uint32_t part,
+                      const Visits& visits, const CUtensorMap* map,
+                      const Epilogue<Change>& epilogue, int32_t columns, uint32_t part,
                       uint32_t warp)
       : visits(visits),
         columns(columns),
@@ -93,7 +99,7 @@ struct MathWarp {
         lane(cta.lane),
         mainloop(StageReader<T>(cta.shared, cta.control().stages, first_row, cta.lane), arguments,
                  cta.shared, uint32_t(row) + cta.lane / 4),
-        sink(sink_of(cta, map, columns, part * 4 + warp)),
+        sink(sink_of(cta, map, epilogue, columns, row, part * 4 + warp)),
         turns(cta.control().turn, part, cta.lane) {}
 
   __device__ void run(const TileRing& ring) {
@@ -109,14 +115,17 @@ struct MathWarp {
   }
 
  private:
-  __device__ static Sink sink_of(const Cta<T>& cta, const CUtensorMap* map, int32_t columns,
+  __device__ static Sink sink_of(const Cta<T>& cta, const CUtensorMap* map,
+                                 const Epilogue<Change>& epilogue, int32_t columns, int32_t row,
                                  uint32_t index) {
-    uint8_t* const buffers = cta.buffers() + index * T::kBuffers * kChunkBytes;
-    const Stores stores{map, ChunkRing<T::kBuffers>(buffers), cta.lane};
+    const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
+    CopyBarrier* const loaded = cta.control().loaded[index];
     if constexpr (adds(T::kStore)) {
-      return Sink(stores, cta.control().loaded[index], columns);
+      return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
+    } else if constexpr (Change::kLoads) {
+      return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};
     } else {
-      return stores;
+      return {map, ring, cta.lane, epilogue.change};
     }
   }
 
@@ -137,7 +146,6 @@ struct MathWarp {
       mainloop.run(sums, tile, rows, columns - tile.column, [this] { turns.pass(); });
     }
     const Values fragment = sums.fragment(lane);
-    visitors.visit_whole(fragment, tile, place);
     if (adds(T::kStore) && tile.k == 0) return;
     store_fragment(fragment, visitors, sink, tile, place, columns);
   }

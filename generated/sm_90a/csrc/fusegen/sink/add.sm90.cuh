@@ -9,7 +9,8 @@
 
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/load/ring.sm90.cuh"
-#include "fusegen/sink/loaded_add.sm90.cuh"
+#include "fusegen/sink/change.cuh"
+#include "fusegen/sink/loaded.sm90.cuh"
 #include "fusegen/sink/tma_store.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
@@ -25,22 +26,23 @@ __device__ inline bool is_short(const Tile& tile) {
 template <class Result, class Values, int Buffers>
 struct AddSink {
   TmaStore<Result, Write::add, Buffers> by_tma;
-  OldValues<Result, Values, Buffers> old;
+  LoadedValues<Result, Write::matrix, Values, Buffers> old;
   bool loads = false;  // old values come
 
   __device__ AddSink(const TmaStore<Result, Write::add, Buffers>& by_tma, CopyBarrier* loaded,
-                     int32_t columns)
-      : by_tma(by_tma), old(loaded, columns) {}
+                     int32_t columns, int32_t row)
+      : by_tma(by_tma), old(by_tma.map, loaded, columns, row) {}
 
-  __device__ void start(const Tile& tile, Place place) {
+  __device__ void start(const Tile& tile, Place) {
     loads = is_short(tile);
-    if (loads && by_tma.lane == 0) old.start(by_tma.map, by_tma.ring, tile, place);
+    if (loads && by_tma.lane == 0) old.start(by_tma.ring, tile);
   }
 
   template <class Function>
   __device__ void with(Function function) {
     if (loads) {
-      LoadedAdd<Result, Values, Buffers> by_warps{by_tma.map, by_tma.ring, old, by_tma.lane};
+      LoadedStore<Result, Write::matrix, Values, Buffers, Add<Result>> by_warps{
+          by_tma.map, by_tma.ring, old, by_tma.lane, {}};
       function(by_warps);
     } else {
       function(by_tma);

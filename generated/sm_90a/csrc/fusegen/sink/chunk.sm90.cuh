@@ -29,6 +29,7 @@ struct ChunkRing {
   __device__ explicit ChunkRing(uint8_t* buffers) : buffers(buffers) {}
 
   __device__ static uint32_t after(uint32_t slot) { return slot == Buffers - 1 ? 0 : slot + 1; }
+  __device__ static uint32_t before(uint32_t slot) { return slot == 0 ? Buffers - 1 : slot - 1; }
 
   __device__ uint32_t address() const {
     return cute::cast_smem_ptr_to_uint(buffers) + slot * kChunkBytes;
@@ -37,13 +38,15 @@ struct ChunkRing {
   __device__ void advance() { slot = after(slot); }
 };
 
-// 16-bit results into a buffer, rounded, or added to what is there. Per 8 columns a lane holds two
-// pairs of a fragment, one 8x8 matrix each.
-template <class Result, bool add>
+// 16-bit results into a buffer, rounded and changed, where a change loads by what is there. Per 8
+// columns a lane holds two pairs of a fragment, one 8x8 matrix each.
+template <class Result>
 struct WriteChunk {
   static_assert(sizeof(Result) == 2);
 
-  __device__ static void run(const Fragment<kChunkColumns>& fragment, uint32_t buffer) {
+  template <bool Loads, class Change>
+  __device__ static void run(const Fragment<kChunkColumns>& fragment, uint32_t buffer,
+                             const Change& change) {
     const uint32_t lane = fragment.lane;
     const float* const in = fragment.values[0];
     const uint32_t row = lane % 16;
@@ -51,25 +54,22 @@ struct WriteChunk {
     for (int i = 0; i < kChunkColumns / 16; ++i) {
       const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
       const uint32_t address = buffer + row * 128 + unit * 16;
-      uint32_t out[4];
+      uint32_t old[4] = {}, out[4];
+      if constexpr (Loads) load_matrices(address, old);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        out[j] = round_pair(in[i * 8 + j * 2], in[i * 8 + j * 2 + 1], Result());
+        out[j] = change(round_pair(in[i * 8 + j * 2], in[i * 8 + j * 2 + 1], Result()), old[j]);
       }
-      if constexpr (add) add_matrices(address, out);
       store_matrices(address, out);
     }
   }
 
  private:
-  __device__ static void add_matrices(uint32_t address, uint32_t (&out)[4]) {
-    uint32_t old[4];
+  __device__ static void load_matrices(uint32_t address, uint32_t (&old)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])
                  : "r"(address)
                  : "memory");
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = add_pairs<Result>(old[j], out[j]);
   }
 
   __device__ static void store_matrices(uint32_t address, const uint32_t (&out)[4]) {
@@ -80,20 +80,28 @@ struct WriteChunk {
 };
 
 // fp32 results, pair after pair.
-template <bool add>
-struct WriteChunk<float, add> {
-  __device__ static void run(const Fragment<kStoreColumns<float>>& fragment, uint32_t buffer) {
+template <>
+struct WriteChunk<float> {
+  template <bool Loads, class Change>
+  __device__ static void run(const Fragment<kStoreColumns<float>>& fragment, uint32_t buffer,
+                             const Change& change) {
     fragment.for_each_pair([&](int32_t row, int32_t column, float first, float second) {
       const uint32_t unit = uint32_t(column / 4) ^ uint32_t(row % 8);
       const uint32_t address = buffer + row * 128 + unit * 16 + column % 4 * 4;
       float2 out{first, second};
-      if constexpr (add) {
+      if constexpr (Loads) {
         const float2 old = load_shared_pair(address);
-        out = {old.x + out.x, old.y + out.y};
+        out = {changed(change, out.x, old.x), changed(change, out.y, old.y)};
       }
       asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(out.x), "f"(out.y)
                    : "memory");
     });
+  }
+
+ private:
+  template <class Change>
+  __device__ static float changed(const Change& change, float value, float old) {
+    return __uint_as_float(change(__float_as_uint(value), __float_as_uint(old)));
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
+#include "fusegen/sink/change.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
@@ -62,14 +63,15 @@ __device__ void send_chunk(const CUtensorMap* map, uint32_t buffer, const Tile& 
   cute::tma_store_arrive();
 }
 
-// The sink of one warp.
-template <class Result, Write write, int Buffers>
+// The sink of one warp; `Change` loads nothing.
+template <class Result, Write write, int Buffers, class Change = Keep>
 struct TmaStore {
   static constexpr int kColumns = kStoreColumns<Result>;  // of a part
 
   const CUtensorMap* map;
   ChunkRing<Buffers> ring;
   uint32_t lane;
+  Change change;
 
   __device__ void start(const Tile&, Place) {}
 
@@ -82,7 +84,7 @@ struct TmaStore {
   __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {
     if (lane == 0) cute::tma_store_wait<Buffers - 1>();
     __syncwarp();
-    WriteChunk<Result, false>::run(part, ring.address());
+    WriteChunk<Result>::template run<false>(part, ring.address(), change.begin(tile));
     cute::tma_store_fence();
     __syncwarp();
     if (lane == 0) send_chunk<write>(map, ring.address(), tile, place);

@@ -12,8 +12,6 @@ namespace fusegen {
 // The visitor of one tile, of which a warp has `Strips` strips, `Columns` wide.
 template <class Element, int Strips, int Columns>
 struct ScaledBias {
-  static constexpr bool kWhole = false;
-
   GroupBias<Element> bias;
   const float* row_scales;   // [tokens]
   float scales[Strips][2];  // of the lane's two rows in every strip of the part visited last

@@ -11,8 +11,6 @@ namespace fusegen {
 
 // One factor of a whole tile.
 struct TileFactor {
-  static constexpr bool kWhole = true;
-
   float value;
 
   template <class Values>
@@ -43,7 +41,6 @@ struct TensorScales {
 // them round.
 template <class Values>
 struct RowAndColumnFactors {
-  static constexpr bool kWhole = true;
   static constexpr int kBlocks = (Values::kColumns + 63) / 64;
 
   float rows[Values::kStrips][2];  // of this lane's two rows in every strip
@@ -85,20 +82,23 @@ struct RowAndColumnFactors {
     for (int i = 0; i < kBlocks; ++i) columns[i] = {factor, factor};
   }
 
-  __device__ void visit(const Values& fragment, const Tile&, Place) const {
+  template <class Part>
+  __device__ void visit(const Part& part, const Tile&, Place) const {
     constexpr unsigned kAll = 0xffffffffu;
 #pragma unroll
-    for (int i = 0; i < Values::kCount; i += 4) {  // 8 columns
-      const int owner = i / 4 % 8 * 4 + int(fragment.lane % 4);
-      const float x = __shfl_sync(kAll, columns[i / 32].x, owner);
-      const float y = __shfl_sync(kAll, columns[i / 32].y, owner);
+    for (int i = 0; i < Part::kCount; i += 4) {  // 8 columns
+      const int at = part.first_column / 2 + i;
+      const int owner = at / 4 % 8 * 4 + int(part.lane % 4);
+      const float x = __shfl_sync(kAll, columns[at / 32].x, owner);
+      const float y = __shfl_sync(kAll, columns[at / 32].y, owner);
 #pragma unroll
-      for (int strip = 0; strip < Values::kStrips; ++strip) {
-        float* const out = fragment.values[strip] + i;
-        out[0] = out[0] * rows[strip][0] * x;
-        out[1] = out[1] * rows[strip][0] * y;
-        out[2] = out[2] * rows[strip][1] * x;
-        out[3] = out[3] * rows[strip][1] * y;
+      for (int strip = 0; strip < Part::kStrips; ++strip) {
+        const float(&factors)[2] = rows[part.first_strip + strip];
+        float* const out = part.values[strip] + i;
+        out[0] = out[0] * factors[0] * x;
+        out[1] = out[1] * factors[0] * y;
+        out[2] = out[2] * factors[1] * x;
+        out[3] = out[3] * factors[1] * y;
       }
     }
   }

@@ -5,12 +5,12 @@
 //                                               contraction, which hides how long its loads take
 // where `Values` is the type of the warp's fragment, `place` where that begins, `columns` how many
 // the result has. A visitor has
-//   visit(fragment, tile, place)                changes values of any part of the tile
-//   kWhole                                      it visits all that the warp has of a tile at once,
-//                                               since what lanes exchange serves all of it; others
-//                                               visit part after part, each right before its store
-// Fragments may reach past the tile's rows and the result's columns. Nothing is read for values
-// there, which are never stored.
+//   visit(part, tile, place)                    changes values of a part of the tile, right before
+//                                               it is stored; all lanes come to it together
+// All values at once, before the first part is stored, would take registers beside those that other
+// parts and what they meet have.
+// Parts may reach past the tile's rows and the result's columns. Nothing is read for values there,
+// which are never stored.
 #pragma once
 
 #include <cstdint>
@@ -20,34 +20,13 @@
 
 namespace fusegen {
 
-template <bool... whole>
-constexpr bool wholes_come_first() {
-  bool good = true, part_seen = false;
-  ((good = good && !(whole && part_seen), part_seen = part_seen || !whole), ...);
-  return good;
-}
-
 // The visitors of one tile, in the order in which they change its values.
 template <class... Each>
 struct Visitors : Each... {
-  static_assert(wholes_come_first<Each::kWhole...>(), "parts are visited after the whole");
-
-  template <class Values>
-  __device__ void visit_whole([[maybe_unused]] const Values& fragment,
-                              [[maybe_unused]] const Tile& tile, [[maybe_unused]] Place place) {
-    (visit_if<true, Each>(fragment, tile, place), ...);
-  }
-
-  template <class Values>
-  __device__ void visit_part([[maybe_unused]] const Values& fragment,
-                              [[maybe_unused]] const Tile& tile, [[maybe_unused]] Place place) {
-    (visit_if<false, Each>(fragment, tile, place), ...);
-  }
-
- private:
-  template <bool whole, class One, class Values>
-  __device__ void visit_if(const Values& fragment, const Tile& tile, Place place) {
-    if constexpr (One::kWhole == whole) One::visit(fragment, tile, place);
+  template <class Part>
+  __device__ void visit([[maybe_unused]] const Part& part, [[maybe_unused]] const Tile& tile,
+                        [[maybe_unused]] Place place) {
+    (Each::visit(part, tile, place), ...);
   }
 };
 template <class... Each>
