@@ -205,9 +205,9 @@ def _tile_bytes(
     kind, sizes = GemmKind(step.kind), dict(step.sizes)
     case = _case(kind, {name: evaluate(size, lengths) for name, size in sizes.items()}, splits)
     wanted = case.sizes(kind)
-    rule = next(r for r in sets[step.kernels].rules if r.predicate.holds(wanted))
+    point = sets[step.kernels].point(wanted)
     a, b = (_element_bytes(plan, step, slot) for slot in ("a", "b"))
-    loaded = loads(kind, WgmmaConfig.parse(rule.point), case, splits, (a, b))
+    loaded = loads(kind, WgmmaConfig.parse(point), case, splits, (a, b))
     stored = evaluate(size_in_bytes(plan.buffer(step.writes[0])), lengths)
     return loaded + stored * (2 if _adds(sets, step) else 1)
 

@@ -155,7 +155,7 @@ def _sets() -> dict[GemmKind, KernelSet]:
 
 def _choice(kernels: KernelSet, kind: GemmKind, shape: shapes.Grouped) -> str:
     sizes = Sizes(shape.groups, shape.tokens, shape.n, shape.k).sizes(kind)
-    return next(rule.point for rule in kernels.rules if rule.predicate.holds(sizes))
+    return kernels.point(sizes)
 
 
 def _built(points: list[str]) -> dict[str, Kernel]:

@@ -73,8 +73,7 @@ class Shipped:
         """The kernel that the rules choose for a grouped linear."""
         kind = GemmKind(self.kind.value)
         sizes = case.sizes(kind)
-        rule = next(each for each in self.kernels.rules if each.predicate.holds(sizes))
-        tile = Tile.parse(rule.point)
+        tile = Tile.parse(self.kernels.point(sizes))
         return Target(self.kind, *self.formats, self.scaling, self.accumulation, tile)
 
 

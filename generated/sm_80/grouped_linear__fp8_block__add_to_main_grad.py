@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:814d56df92ff1530
+# checksum sha256:61dad4eff98e7f91
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a4dd2e39fc016cdbd62ed71b6b8e6a214525c9b44b7bf92433df2e5b9c6bbc69"
+DIGEST = "88aebdb48d2a7675601b602bce4c14911e09eaae1e05126c003e24d7ff1f44e5"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:374d8321738c8c0f
+# checksum sha256:38a711705f927dc2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5af080b284afd3a205a2532bf2d8a23d9e6b80e3b372ce5b506e5d10921e8857"
+DIGEST = "f678b311fb875d6e262885cd75b3fa0e12cae897e4c041778aac6154ea387643"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

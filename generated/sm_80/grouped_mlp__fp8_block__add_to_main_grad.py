@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:711d2214c0c8e7bb
+# checksum sha256:10b8944c56f29e5f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "5b3ce9b96b177e1d161a996fe77548de329270cf97dfccd7f6072ba033df3f55"
+DIGEST = "008cc29707a8acefdae243180b23fd58a6b9dd0722ef18ac060114769313cc3e"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:54ae31fde2dd6b19
+# checksum sha256:0a0e311e0258d835
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "86d413fad6d4a6a8b68a5c3b70418bdf268397411576637216cbe7b85a5092e9"
+DIGEST = "d04c15c297c400ef4f7717188ab5a887b1ff07d70edbe62759fb71ad964a0f4b"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a9891b986b1929db
+# checksum sha256:289a4a65b573b8b8
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "34ed1a2ac65ad9743fb70c16b743e818a719cdef8538a0182756a8c92d027c6a"
+DIGEST = "fe8a19125c091c49b2125bb6e824994c74899f3021c8085464832c7a11b025fb"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

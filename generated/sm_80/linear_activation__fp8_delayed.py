@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:678a64227ff1a00e
+# checksum sha256:21b1a482aa293d4c
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "d34fdb3a57bb5fb9920fc95247b7e6c42dd4d68666541736226ec11f55fa1ae3"
+DIGEST = "e5b8fe8d451e19abcf5df9df6a539cfaa06ec5d1e4295a6a98049e7d0d617987"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

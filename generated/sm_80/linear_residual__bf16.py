@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b4b28644a1fa34d4
+# checksum sha256:627408e4bb4657ec
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "e88d27ebc687d812b199036a5e027b81bc8f2a26f4bebb52ae78c51f5ebcf2c7"
+DIGEST = "6fd24a17a953e43d5b9136b52c70fa6c8a780dc4bf406b41f3e57be4cb50b3b2"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3e50ca71c688e428
+# checksum sha256:f72eb9a37b208654
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "1672e3c688d3e3b84efad1f3f8f741fa226ea420ed4b8736b6a2253fe0233f88"
+DIGEST = "4a70a627a2a32a557e331485e74471b1de509f6d08fe5e2af9fa6d83e4421a96"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

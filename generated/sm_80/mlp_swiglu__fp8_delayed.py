@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e5b865a72ba47dc4
+# checksum sha256:bfd56603bef28bcc
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "89a500fe343d5f82cd33f549ff32fc57c3b91801cff97b71bb84e3b9fa452798"
+DIGEST = "a6ef4c9c4fa890f8d5bd5533a8b06a119ccadf0beb153a96bb0a4a85c275e572"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0c4aa2b46347eb0c
+# checksum sha256:72b8087a3a8e2059
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "2dc4fc4001fdf70b89a58f9dcdb1588ecf418b8384908f4f2fc669eb6eb6a185"
+DIGEST = "e821c2618ad0c3bb20d5e645864979f7a56c0da0d1a470b8897032ebf0d1b071"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 
@@ -387,9 +387,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2ff764c7b29a2947
+# checksum sha256:887ca8dbf9456de9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "c2d8500803fd38df813e1a40d059b486ce18b07f429f9214d38eb2bf20dd05a6"
+DIGEST = "77e430188ad9fef2d7d0036a1ead0e984734be12910e6afd83f3700a7ad1c41e"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -382,14 +382,24 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_row
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1
   gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3608 + waves * (2304 + 5578 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4899 + waves * (827 + 3570 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 4283 + waves * (2216 + 6185 * k / 1024) ns; 256 x 256 on 2 SMs
     mean_group_tokens < 384: cooperative_128x128x128_2x1
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1

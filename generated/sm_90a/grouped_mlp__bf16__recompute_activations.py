@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d761305c9eb8f3fc
+# checksum sha256:5415b530a976599b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "16facf9f34881e6d47e7759baafda720a7fda48447bffe5bcc3306093a43a003"
+DIGEST = "5934d16b2aa14f99eedc87613bd460deb705eee83d6586cda8e048720ce7f180"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -503,6 +503,10 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 6144: pingpong_128x128x64_2x1
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
@@ -510,10 +514,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4341 + waves * (1351 + 10784 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5203 + waves * (0 + 5717 * k / 1024) ns; 256 x 128 on 2 SMs
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
     tokens < 6144: pingpong_128x128x64_2x1
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1ab23589b964b842
+# checksum sha256:ddd35a88fb22150f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "788e2c0e6e956c39e4cdda57fadde516e5f3b0ec2a3613eac590a00834820295"
+DIGEST = "e349f8f87a9333bc22ee2af961a10594cf785918a6d16dcf619cbb85473a04a9"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -699,9 +699,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128

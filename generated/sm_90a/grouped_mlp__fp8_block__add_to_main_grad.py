@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2f98ee9668d3f5ab
+# checksum sha256:4d93106efe113185
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "15bc775c3fece358c5bee4e980a932a123b188a90245cbc4e4173d27534a07f3"
+DIGEST = "1a1ec957732654d9d20162401c3d6ee50d1dc623133749155b315ec9d3c16727"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -716,9 +716,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:5a82182c1b36b200
+# checksum sha256:26280a2d91482c42
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "c449c1cfe3fdfb4aee84dea10912c46cf41c05b922fd70f0c0d727c256556676"
+DIGEST = "947147e2b1e701c8831364cb4faf8cea5306c7c48158ad94821de12d9c3d8378"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -683,6 +683,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
@@ -692,9 +696,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3608 + waves * (2304 + 5578 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4899 + waves * (827 + 3570 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 4283 + waves * (2216 + 6185 * k / 1024) ns; 256 x 256 on 2 SMs
     mean_group_tokens < 384: cooperative_128x128x128_2x1
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7d0886fb2286d36e
+# checksum sha256:68bda8bb62f66bb4
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "33da64f046388700d3eb044a4bac5c1cab34fed710ef06f2f525fae8d1c59f49"
+DIGEST = "fa5f5f5c45d841cfbb619b694966f6da72004377ad2f2e714207ca7f174aaafa"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -400,11 +400,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   pointwise_gelu_forward
     always: the only one
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7c5974100ae0de8a
+# checksum sha256:a6ec5c132eb554dd
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "30fe6efdec9e7638a764d4a1f4b796adf80e28ebffa3cc242ca8d9a2a0ec75a7"
+DIGEST = "41140790d1e84a4399302e0c246ff30d71ce4384e814c2af17b8f6791e45bcb3"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 
@@ -345,6 +345,10 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 6144: pingpong_128x128x64_2x1
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
@@ -354,10 +358,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
   cross_entropy_grad
     always: the only one
   gemm_sm90_dgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4341 + waves * (1351 + 10784 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5203 + waves * (0 + 5717 * k / 1024) ns; 256 x 128 on 2 SMs
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad_fp32
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
     tokens < 6144: pingpong_128x128x64_2x1
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1
@@ -365,6 +376,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_narrow_1_float32_io
     always: the only one
   gemm_sm90_wgrad_add
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
     tokens < 6144: pingpong_128x128x64_2x1
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a22107cdf73cdcaf
+# checksum sha256:2d540a49fe0d4791
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "a1a949f23b61edca8d1057cd121b5f0ea4a584b9113c8be8fd359df697631479"
+DIGEST = "cc6bc620e756b5080a74f73c7b9076d9006624be46e27c67d6576c60be735f82"
 _library.join("linear_residual__bf16", DIGEST)
 
 
@@ -298,10 +298,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_add_extra_input_without_dx_backward
     always: the only one
   gemm_sm90_dgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4341 + waves * (1351 + 10784 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5203 + waves * (0 + 5717 * k / 1024) ns; 256 x 128 on 2 SMs
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
     tokens < 6144: pingpong_128x128x64_2x1
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1
@@ -309,6 +316,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   group_sum
     always: the only one
   gemm_sm90_fprop_binary_pointwise_add_extra_input_forward_of_x
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 6144: pingpong_128x128x64_2x1
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0b710b3828e1416c
+# checksum sha256:c9d29e10792ee3f0
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "4e6031c475904bd3af78e5b31e4f4291bc6b943762422c768fc29d86a9a1cfa6"
+DIGEST = "d1461941951210da5e03028d144b80b9b5c1398ed8365b3d58eb052f63b728f4"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -387,6 +387,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_add_extra_input_without_dx_backward
     always: the only one
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128
@@ -394,6 +397,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
     groups >= 48: cooperative_128x256x128_2x1
     always: cooperative_192x128x128_2x1
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128_binary_pointwise_add_extra_input_forward_of_x
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:254c80e64509271a
+# checksum sha256:c47e833818b75b59
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "34590ac401506a62c1338f8c7e0d855369d030550290e890e88fb04b5072114a"
+DIGEST = "9c9fc7bc92a8fb8d91ba2d5750a2367d31f5184b2ef76169dde30d6101e8714e"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -512,14 +512,24 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3608 + waves * (2304 + 5578 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4899 + waves * (827 + 3570 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 4283 + waves * (2216 + 6185 * k / 1024) ns; 256 x 256 on 2 SMs
     mean_group_tokens < 384: cooperative_128x128x128_2x1
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8f7186cfa82ada6f
+# checksum sha256:1c31c2fa0a334fab
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "e105074a9f2247e71696a072a5ff64a59f48da04269088a7047046eeed91d133"
+DIGEST = "256bf89b5cfa55b701afb3bb8e45201ad993a1ae6ba9e1083690e97a61a7a46b"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -614,9 +614,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 3858 + waves * (677 + 3382 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3626 + waves * (1792 + 5925 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4364 + waves * (364 + 3609 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3714 + waves * (1913 + 6054 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2e54b54d2f905b44
+# checksum sha256:b940697fe7544673
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "13a63e5c1952669f3a5f5be078a7366e0a3078688e76cab271a1267c109120ed"
+DIGEST = "9b4e8bf2633c33fcd3170fcafdddd0d294e814769ae29f5ed666398925e339a2"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 
@@ -711,6 +711,10 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
@@ -718,9 +722,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3608 + waves * (2304 + 5578 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4899 + waves * (827 + 3570 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 4283 + waves * (2216 + 6185 * k / 1024) ns; 256 x 256 on 2 SMs
     mean_group_tokens < 384: cooperative_128x128x128_2x1
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:cba086f96a58d28b
+# checksum sha256:bece61931694a661
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "371731cdc8f7ca404c8e983894631a09d4393c4bdede620145e5088d464f5789"
+DIGEST = "a0f454cc06f804fc18a079d8b8fcc7afa11e67a430b818d1196d15e869f5f8d1"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -536,6 +536,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   norm
     always: the only one
   gemm_sm90_fprop
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 6144: pingpong_128x128x64_2x1
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
@@ -543,10 +547,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_swiglu_forward
     always: the only one
   gemm_sm90_dgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4341 + waves * (1351 + 10784 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5203 + waves * (0 + 5717 * k / 1024) ns; 256 x 128 on 2 SMs
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
   gemm_sm90_wgrad
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
     tokens < 6144: pingpong_128x128x64_2x1
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1
@@ -558,6 +569,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   norm_grad
     always: the only one
   gemm_sm90_fprop_binary_pointwise_add_extra_input_forward_of_x
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 6144: pingpong_128x128x64_2x1
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2d54586a61c646e6
+# checksum sha256:2fe923eb1ff7c001
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "be0b5518882fed03d6d25a885f9db99afd2da0711e0d7425ef06f5b51685b8b3"
+DIGEST = "bebfcf65b8dc80f959998752549719a363519d7dda9262dfa86adacdc29ad038"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -820,6 +820,10 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
@@ -827,9 +831,15 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 3608 + waves * (2304 + 5578 * k / 1024) ns; 256 x 256 on 2 SMs
     rows >= 4096: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
   gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x128x128_2x1: 4899 + waves * (827 + 3570 * k / 1024) ns; 256 x 128 on 2 SMs
+      cooperative_128x256x128_2x1: 4283 + waves * (2216 + 6185 * k / 1024) ns; 256 x 256 on 2 SMs
     mean_group_tokens < 384: cooperative_128x128x128_2x1
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1
@@ -841,6 +851,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_swiglu_forward_quantize_e4m3_tensor
     always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x
+    groups == 1 and tokens >= 512: least of
+      cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs
+      pingpong_128x128x128_2x1: 4577 + waves * (429 + 2753 * k / 1024) ns; 256 x 128 on 2 SMs
+      pingpong_128x192x128_2x1: 5251 + waves * (440 + 4025 * k / 1024) ns; 256 x 192 on 2 SMs
     rows < 3072: pingpong_128x128x128_2x1
     k >= 6144: cooperative_128x256x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1

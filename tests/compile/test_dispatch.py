@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from fusegen.build.toolchain import find_toolchain
 from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer
@@ -21,12 +17,14 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.predicate import SizeVariable
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.tuning.fit import choose
+
+from .dispatching import definition, lines_of
 
 pytestmark = pytest.mark.compile
 
 SPECS = load([builtin_specs()])
 ARCH = SPECS.archs["sm_80"]
-CSRC = builtin_templates() / "static" / "csrc"
 CELLS = [Cell("grouped_linear", recipe) for recipe in ("bf16", "nvfp4", "fp8_rowwise")]
 MEMORY = [hardware_limits(each)[SHARED_MEMORY] for each in ((8, 0), (8, 6), (9, 0), (12, 0))]
 Case = tuple[int, int, int, int]
@@ -39,8 +37,8 @@ CASES: tuple[Case, ...] = tuple(
     for n, k in ((512, 1016), (1024, 1024), (8192, 512), (512, 8192))
 )
 
-# In the place of the glue to LibTorch, of which dispatch headers have element types alone.
-STABLE = "#pragma once\nnamespace fusegen { enum class ScalarType { BFloat16, Half }; }\n"
+SMS = 8
+
 DEVICES = """
 #include <cuda_runtime_api.h>
 
@@ -69,16 +67,10 @@ def gemm_sets() -> dict[str, KernelSet]:
 SETS = gemm_sets()
 
 
-def definition(function: str, arguments: str) -> str:
-    """A kernel's function that says its name."""
-    parameters = f"const fusegen::{arguments}&, fusegen::Stream&"
-    return f'fusegen::Status {function}({parameters}) {{ return {{0, "{function}"}}; }}'
-
-
 def call(name: str, arguments: str, case: Case) -> str:
     """Prints the kernel that a dispatch function calls."""
     tokens, groups, n, k = case
-    plain = f"{{nullptr, nullptr, nullptr, nullptr, nullptr, {tokens}, {groups}, {n}, {k}, 8}}"
+    plain = f"{{nullptr, nullptr, nullptr, nullptr, nullptr, {tokens}, {groups}, {n}, {k}, {SMS}}}"
     given = plain if arguments == "GemmArguments" else f"{{{plain}, nullptr, nullptr}}"
     dispatched = f"fusegen_sm_80::{name}(ScalarType::Half, {arguments}{given}, stream)"
     return f"  std::puts({dispatched}.call);"
@@ -127,23 +119,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "fusegen_sm_80",
         Renderer((builtin_templates(),)),
     )
-    for name in SETS:
-        path = folder / "dispatch" / f"{name}.h"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(files[f"csrc/dispatch/{name}.h"].text)
-    stable = folder / "fusegen" / "host" / "stable.h"
-    stable.parent.mkdir(parents=True)
-    stable.write_text(STABLE)
-    (folder / "program.cpp").write_text(program(SETS))
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-    assert compiler, "this test compiles C++: install g++"
-    includes = [f"-I{folder}", f"-I{CSRC}"]
-    includes += [f"-isystem{path}" for path in find_toolchain().cuda_include]
-    warnings = ["-Wall", "-Wextra", "-Werror"]
-    source, binary = str(folder / "program.cpp"), str(folder / "program")
-    subprocess.run([compiler, "-std=c++17", *warnings, *includes, source, "-o", binary], check=True)
-    done = subprocess.run([binary], check=True, capture_output=True, text=True)
-    return done.stdout.splitlines()
+    headers = {name: files[f"csrc/dispatch/{name}.h"].text for name in SETS}
+    return lines_of(program(SETS), headers, folder)
 
 
 def sizes_of(kind: GemmKind, case: Case) -> dict[SizeVariable, int]:
@@ -160,6 +137,7 @@ def sizes_of(kind: GemmKind, case: Case) -> dict[SizeVariable, int]:
         SizeVariable.ROWS: rows,
         SizeVariable.COLUMNS: columns,
         SizeVariable.K: along,
+        SizeVariable.SMS: SMS,
     }
 
 
@@ -171,7 +149,9 @@ def expected(kernels: KernelSet, case: Case, memory: int) -> str:
     taken = {unit.point: dict(unit.constants)[SHARED_BYTES] for unit in kernels.units}
     sizes = sizes_of(kernels.kind, case)
     return next(
-        rule.use for rule in spec.select if rule.when.holds(sizes) and taken[rule.use] <= memory
+        choose([rule], sizes)
+        for rule in spec.select
+        if rule.when.holds(sizes) and max(taken[point] for point in rule.points) <= memory
     )
 
 

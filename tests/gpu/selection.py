@@ -37,12 +37,61 @@ _SCHEDULES = ("cooperative", "pingpong")
 _ELEMENTS = {"__nv_bfloat16": "bfloat16", "__half": "float16"}
 
 
+_ESTIMATE = re.compile(
+    r"(\d+) \+ waves \* \((\d+) \+ (\d+) \* k / 1024\) ns; (\d+) x (\d+) on ([\d.]+) SMs"
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan prints of the time of a point."""
+
+    launch: int
+    wave: int
+    k: int
+    rows: int
+    columns: int
+    sms: float
+
+    @classmethod
+    def parse(cls, text: str) -> Estimate:
+        match = _ESTIMATE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no estimate of a plan")
+        return cls(*map(int, match.groups()[:5]), float(match[6]))
+
+    def of(self, sizes: Mapping[str, int]) -> int:
+        """Nanoseconds of a GEMM."""
+        tiles = -(-sizes["rows"] // self.rows) * -(-sizes["columns"] // self.columns)
+        waves = -(-tiles // int(sizes["sms"] // self.sms))
+        return self.launch + waves * (self.wave + sizes["k"] * self.k // 1024)
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A condition as the plan prints it, and the schedule point it leads to."""
+    """A condition as the plan prints it, and the schedule points that it leads to.
+
+    Attributes:
+        condition: on sizes.
+        points: with estimates of their times where they are several; those may change.
+    """
 
     condition: str
-    point: str
+    points: dict[str, Estimate | None]
+
+    @classmethod
+    def of(cls, condition: str, point: str) -> Rule:
+        """That leads to one point."""
+        return cls(condition, {point: None})
+
+    def choose(self, sizes: Mapping[str, int]) -> str:
+        """The point of the least estimate, the first of several."""
+
+        def time(point: str) -> int:
+            estimate = self.points[point]
+            return estimate.of(sizes) if estimate else 0
+
+        return min(self.points, key=time)
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the rule is the case for these sizes."""
@@ -68,9 +117,13 @@ def read_rules(plan: str) -> dict[str, list[Rule]]:
             break
     name = ""
     for line in lines:
-        if line.startswith("    "):
+        if line.startswith("      "):
+            point, _, estimate = line.strip().partition(": ")
+            rules[name][-1].points[point] = Estimate.parse(estimate)
+        elif line.startswith("    "):
             condition, _, point = line.strip().rpartition(": ")
-            rules[name].append(Rule(condition, point))
+            several = point == "least of"
+            rules[name].append(Rule(condition, {}) if several else Rule.of(condition, point))
         elif line.strip():
             name = line.strip()
             rules[name] = []
@@ -98,10 +151,12 @@ def multiplies_codes(plan: str) -> bool:
 
 def chosen(rules: list[Rule], sizes: Mapping[str, int]) -> str:
     """The point of the first rule that holds."""
-    return next(rule.point for rule in rules if rule.holds(sizes))
+    return next(rule for rule in rules if rule.holds(sizes)).choose(sizes)
 
 
-def gemm_sizes(kind: str, tokens: int, groups: int, n: int, k: int) -> dict[str, int]:
+def gemm_sizes(
+    kind: str, tokens: int, groups: int, n: int, k: int, sms: int = 132
+) -> dict[str, int]:
     """What rules ask about, as gemm.h states it."""
     mean = tokens // groups
     rows, columns, contracted = {
@@ -116,6 +171,7 @@ def gemm_sizes(kind: str, tokens: int, groups: int, n: int, k: int) -> dict[str,
         "rows": rows,
         "columns": columns,
         "k": contracted,
+        "sms": sms,
     }
 
 
@@ -173,12 +229,13 @@ def _candidates() -> Iterator[Reach]:
                     yield Reach(mean * groups, groups, n, k)
 
 
-def _device_memory() -> dict[str, int]:
-    """What rules ask about the device at hand: bytes of shared memory that a CTA may have."""
+def _device() -> dict[str, int]:
+    """What rules ask about the device at hand: its SMs, and bytes of shared memory of a CTA."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {"shared_memory": properties.shared_memory_per_block_optin}
+    memory = properties.shared_memory_per_block_optin
+    return {"sms": properties.multi_processor_count, "shared_memory": memory}
 
 
 def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
@@ -188,11 +245,11 @@ def reach_every_point(kind: str, rules: list[Rule]) -> dict[str, Reach]:
         LookupError: a point that no sizes lead to, so nothing could ever run it.
     """
     found: dict[str, Reach] = {}
-    memory = _device_memory()
+    device = _device()
     for sizes in sorted(_candidates(), key=lambda sizes: (sizes.simple, sizes.work)):
-        facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k) | memory
+        facts = gemm_sizes(kind, sizes.tokens, sizes.groups, sizes.n, sizes.k) | device
         found.setdefault(chosen(rules, facts), sizes)
-    missing = {rule.point for rule in rules} - found.keys()
+    missing = {point for rule in rules for point in rule.points} - found.keys()
     if missing:
         raise LookupError(f"{kind}: no sizes lead to {', '.join(sorted(missing))}")
     return found

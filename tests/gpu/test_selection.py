@@ -15,7 +15,7 @@ def test_every_point_can_be_reached(bundle: ModuleType, kind: str) -> None:
     rules = selection.gemm_rules(module.describe(), kind)
     assert rules[-1].condition == "always"
     reached = selection.reach_every_point(kind, rules)
-    assert reached.keys() == {rule.point for rule in rules}
+    assert reached.keys() == {point for rule in rules for point in rule.points}
 
 
 def test_conditions_are_read_as_they_are_printed() -> None:
@@ -24,6 +24,9 @@ kernels, first rule that holds (io is bfloat16 or float16)
   gemm_x_fprop
     mean_group_tokens < 64 and columns % 192 == 0: small
     rows >= 4096: large
+    groups == 1 and tokens >= 512: least of
+      wide: 4000 + waves * (1000 + 2000 * k / 1024) ns; 256 x 256 on 2 SMs
+      narrow: 3000 + waves * (500 + 1100 * k / 1024) ns; 256 x 128 on 2 SMs
     always: middle
   group_sum
     always: the only one
@@ -36,11 +39,16 @@ kernels, first rule that holds (io is bfloat16 or float16)
     assert selection.chosen(gemm, sizes | {"columns": 200}) == "middle"
     assert selection.chosen(gemm, sizes | {"mean_group_tokens": 64}) == "middle"
     assert selection.chosen(gemm, sizes | {"columns": 200, "rows": 4096}) == "large"
+    # 66 clusters: 64 and 128 tiles are one wave and two, 68 and 136 are two and three.
+    sizes = selection.gemm_sizes("fprop", tokens=2048, groups=1, n=2048, k=1024)
+    assert selection.chosen(gemm, sizes) == "wide"
+    assert selection.chosen(gemm, sizes | {"columns": 2176, "k": 8192}) == "narrow"
+    assert selection.chosen(gemm, sizes | {"groups": 2}) == "middle"
     with pytest.raises(ValueError, match="is no condition of a plan"):
-        selection.Rule("rows is 4", "x").holds(sizes)
+        selection.Rule.of("rows is 4", "x").holds(sizes)
     with pytest.raises(LookupError, match="no sizes lead to never"):
         selection.reach_every_point(
-            "fprop", [selection.Rule("rows < 0", "never"), selection.Rule("always", "x")]
+            "fprop", [selection.Rule.of("rows < 0", "never"), selection.Rule.of("always", "x")]
         )
 
 

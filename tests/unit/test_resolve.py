@@ -195,7 +195,9 @@ def test_kernels_are_named_where_they_are_compiled(plan: ModulePlan) -> None:
     for kernels in plan.kernel_sets:
         assert not kernels.rules[-1].predicate.conditions
         assert all(rule.predicate.conditions for rule in kernels.rules[:-1])
-        chosen = {name for rule in kernels.rules for _, name in rule.kernels}
+        chosen = {
+            name for rule in kernels.rules for each in rule.candidates for _, name in each.kernels
+        }
         assert chosen == {kernel.name for kernel in kernels.kernels}
 
 

@@ -16,7 +16,7 @@ from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Scaling
-from ..spec.arch import ArchSpec, Every, FamilySpec, KindSpec
+from ..spec.arch import ArchSpec, Every, FamilySpec, KindSpec, RuleSpec
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
 from ..spec.offered import listed_scalings
@@ -224,7 +224,7 @@ def _check_configurations(
             sound += [] if problems else [point]
         last = len(spec.select) - 1
         for point in sound:
-            if last >= 0 and point.name == spec.select[last].use:
+            if last >= 0 and point.name in spec.select[last].points:
                 for problem in reach_problems(configured, kind, point, variants, arch):
                     yield source.problem(f"{template}: {problem}", *path, "select", last, "use")
 
@@ -338,8 +338,12 @@ def _check_kind(spec: KindSpec, source: Source, path: tuple[str, ...]) -> Iterat
     if not spec.select:
         yield source.problem("expected a rule; the last one has no condition", *path, "select")
     for index, rule in enumerate(spec.select):
-        yield from unknown(source, "point", rule.use, names, *path, "select", index, "use")
+        yield from _check_choice(rule, names, source, (*path, "select", index))
         last = index == len(spec.select) - 1
+        if last and rule.least:
+            yield source.problem(
+                "the last rule names one point, for any size; say 'use'", *path, "select", index
+            )
         if last and rule.when.conditions:
             yield source.problem(
                 "the last rule must have no condition; remove 'when' or add a rule",
@@ -355,7 +359,7 @@ def _check_kind(spec: KindSpec, source: Source, path: tuple[str, ...]) -> Iterat
                 "select",
                 index,
             )
-    unused = set(names) - {rule.use for rule in spec.select}
+    unused = set(names) - {point for rule in spec.select for point in rule.points}
     for name in sorted(unused):
         yield source.problem(
             f"no rule uses point {name}; remove it or add a rule",
@@ -363,3 +367,18 @@ def _check_kind(spec: KindSpec, source: Source, path: tuple[str, ...]) -> Iterat
             "points",
             names.index(name),
         )
+
+
+def _check_choice(
+    rule: RuleSpec, names: list[str], source: Source, path: tuple[str | int, ...]
+) -> Iterator[Problem]:
+    """A rule names one point, or says how long each of several takes."""
+    if (rule.use is None) != bool(rule.least):
+        yield source.problem("expected one of 'use' and 'least'", *path)
+    if len(rule.least) == 1:
+        yield source.problem(
+            f"one point has nothing to be less than; say use: {rule.points[0]}", *path, "least"
+        )
+    where = ("use",) if rule.use is not None else ("least",)
+    for point in rule.points:
+        yield from unknown(source, "point", point, names, *path, *where)

@@ -86,8 +86,15 @@ def _choices(family: FamilySpec, fitted: Mapping[GemmKind, Fitted]) -> Choices:
 
 
 def _rules(spec: KindSpec, fitted: Fitted) -> tuple[RuleSpec, ...]:
-    """Those rules whose configuration is left; the last one for all that they leave."""
-    kept = [replace(rule, use=use) for rule in spec.select if (use := fitted[rule.use]) is not None]
+    """Those rules whose configuration is left; the last one for all that they leave.
+
+    Estimates go: they are of the configurations that were measured, all of them.
+    """
+    kept = [
+        replace(rule, use=use)
+        for rule in spec.select
+        if rule.use is not None and (use := fitted[rule.use]) is not None
+    ]
     return tidy((*kept[:-1], RuleSpec(kept[-1].use)))
 
 

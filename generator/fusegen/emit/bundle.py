@@ -186,7 +186,7 @@ def _row(plan: ModulePlan) -> CellRow:
 
 def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:
     for rule in kernels.rules:
-        chosen = rule.point or f"{kernels.name}_<dtype>"
+        chosen = " or ".join(rule.points) or f"{kernels.name}_<dtype>"
         yield KernelRow(kernels.name, rule.words, chosen)
 
 

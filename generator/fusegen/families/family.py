@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store
+from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
@@ -152,6 +152,11 @@ class Config(Protocol):
     @classmethod
     def parse(cls, name: str) -> Self:
         """Inverse of ``name``.  Raises ValueError for what is no name of one."""
+        ...
+
+    @property
+    def work(self) -> Work:
+        """What of a result is made at a time."""
         ...
 
     def cpp(self, limits: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from math import prod
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind
+from ..ir.kernel import GemmKind, Work
 from ..ir.kernel_set import Variant
 from .family import Configured, Constants
 from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
@@ -67,6 +67,11 @@ class MmaConfig:
             raise ValueError(f"point {name!r}: expected one like mma_128x128x32_2x2_4_2")
         m, n, k, rows, columns, stages, ctas = map(int, match.groups())
         return cls((m, n, k), (rows, columns), stages, ctas)
+
+    @property
+    def work(self) -> Work:
+        """A tile of each CTA on an SM."""
+        return Work(*self.tile[:2], sms=1, clusters=self.ctas)
 
     @property
     def threads(self) -> int:

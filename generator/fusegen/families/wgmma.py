@@ -14,7 +14,7 @@ from enum import Enum
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, Store
+from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation, Extent, Scaling
 from .family import Configured, Constants
@@ -82,6 +82,12 @@ class WgmmaConfig:
     def ctas(self) -> int:
         """Of a cluster."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def work(self) -> Work:
+        """A tile of each CTA of a cluster; a CTA has an SM."""
+        (rows, columns, _), (down, across) = self.tile, self.cluster
+        return Work(rows * down, columns * across, sms=self.ctas, clusters=1)
 
     def cpp(self, limits: Mapping[str, int]) -> str:
         """Arguments of ``Config``, on an architecture of these limits."""

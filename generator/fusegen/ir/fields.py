@@ -12,4 +12,7 @@ STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 Positive = Annotated[int, Field(ge=1, le=65536)]
 
 
+Nanoseconds = Annotated[int, Field(ge=0, le=10**9)]
+
+
 Block = Annotated[int, Field(ge=1, le=4096)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from pydantic.dataclasses import dataclass
 
-from .fields import STRICT, Positive
+from .fields import STRICT, Nanoseconds, Positive
+from .predicate import SizeVariable
 
 
 class Store(str, Enum):
@@ -43,6 +45,48 @@ class GemmKind(str, Enum):
     FPROP = "fprop"
     DGRAD = "dgrad"
     WGRAD = "wgrad"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What SMs make of a GEMM's result at a time, under one configuration.
+
+    Attributes:
+        rows, columns: of the result, that the CTAs of a cluster make together.
+        sms: that they take.
+        clusters: that those SMs hold at once.
+    """
+
+    rows: int
+    columns: int
+    sms: int
+    clusters: int
+
+    def waves(self, sizes: Mapping[SizeVariable, int]) -> int:
+        """How many times the GPU is filled, the last time perhaps in part."""
+        rows, columns = sizes[SizeVariable.ROWS], sizes[SizeVariable.COLUMNS]
+        tiles = -(-rows // self.rows) * -(-columns // self.columns)
+        return -(-tiles // max(1, sizes[SizeVariable.SMS] // self.sms * self.clusters))
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class WaveTime:
+    """An estimate of how long a GEMM takes under one configuration, in nanoseconds.
+
+    Attributes:
+        launch: whatever its size.
+        wave: of each wave of tiles.
+        k: of each wave, per 1024 of the contraction.
+    """
+
+    launch: Nanoseconds
+    wave: Nanoseconds
+    k: Nanoseconds
+
+    def of(self, work: Work, sizes: Mapping[SizeVariable, int]) -> int:
+        """The time of a GEMM; ``estimate`` of gemm/quickest.h says the same."""
+        along = sizes[SizeVariable.K] * self.k // 1024
+        return self.launch + work.waves(sizes) * (self.wave + along)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .dtypes import DType
-from .kernel import EndScale, GemmKind, Store
-from .predicate import Predicate
+from .kernel import EndScale, GemmKind, Store, WaveTime, Work
+from .predicate import Predicate, SizeVariable
 from .step import Pointwise
 
 
@@ -96,20 +97,44 @@ class KernelUnit:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration that a rule may choose.
+
+    Attributes:
+        point: name of a GEMM's configuration.
+        kernels: by element type.
+        time: estimate of it, where there are others.
+        work: that the estimate counts; None where there is none.
+    """
+
+    point: str
+    kernels: tuple[tuple[DType, str], ...]
+    time: WaveTime | None = None
+    work: Work | None = None
+
+    @property
+    def words(self) -> str:
+        """How its time is estimated."""
+        time, work = self.time, self.work
+        assert time and work
+        tiles = f"{work.rows} x {work.columns} on {work.sms / work.clusters:g} SMs"
+        along = f"{time.wave} + {time.k} * k / 1024"
+        return f"{time.launch} + waves * ({along}) ns; {tiles}"
+
+
+@dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """Use the kernels of a point where the predicate holds, on a device that has the memory.
+    """Use a configuration where the predicate holds, on a device that has the memory.
 
     Attributes:
         predicate: on the sizes of a launch.
-        point: name of a GEMM's configuration.
-        kernels: by element type.
+        candidates: of which the one with the least estimate is used; most rules have one.
         shared_bytes: that the device must let a CTA have, or a later rule is used; 0 where every
             GPU that runs the code does.
     """
 
     predicate: Predicate
-    point: str
-    kernels: tuple[tuple[DType, str], ...]
+    candidates: tuple[Candidate, ...]
     shared_bytes: int = 0
 
     @property
@@ -118,6 +143,22 @@ class SelectionRule:
         memory = f"shared_memory >= {self.shared_bytes}" if self.shared_bytes else ""
         sizes = str(self.predicate) if self.predicate.conditions or not memory else ""
         return " and ".join(filter(None, (sizes, memory)))
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Configurations that it may choose."""
+        return tuple(each.point for each in self.candidates)
+
+    def choose(self, sizes: Mapping[SizeVariable, int]) -> Candidate:
+        """The configuration with the least estimate; the first of several."""
+        if len(self.candidates) == 1:
+            return self.candidates[0]
+        return min(self.candidates, key=lambda each: _estimate(each, sizes))
+
+
+def _estimate(candidate: Candidate, sizes: Mapping[SizeVariable, int]) -> int:
+    assert candidate.time and candidate.work
+    return candidate.time.of(candidate.work, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +185,8 @@ class KernelSet:
     def kernels(self) -> tuple[Kernel, ...]:
         """Every instantiation."""
         return tuple(kernel for unit in self.units for kernel in unit.kernels)
+
+    def point(self, sizes: Mapping[SizeVariable, int]) -> str:
+        """The configuration that the first rule which holds chooses, given the memory for it."""
+        rule = next(each for each in self.rules if each.predicate.holds(sizes))
+        return rule.choose(sizes).point

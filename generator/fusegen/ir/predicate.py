@@ -28,6 +28,7 @@ class SizeVariable(str, Enum):
     COLUMNS = "columns"
     K = "k"
     TILES = "tiles"
+    SMS = "sms"
 
 
 _SIGN = {

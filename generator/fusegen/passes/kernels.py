@@ -12,6 +12,7 @@ from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
 from ..ir.kernel import EndScale, GemmKind, Store
 from ..ir.kernel_set import (
+    Candidate,
     EpilogueMath,
     Kernel,
     KernelSet,
@@ -23,7 +24,7 @@ from ..ir.naming import ElementKernel, GemmKernel, GemmUnit
 from ..ir.predicate import Predicate
 from ..ir.quantization import Orientation, QuantizationSpec, Rounding
 from ..ir.step import Operand, Result, Step
-from ..spec.arch import ArchSpec, FamilySpec, RuleSpec
+from ..spec.arch import ArchSpec, FamilySpec, KindSpec
 from ..spec.offered import offered
 from ..spec.recipe import RecipeSpec
 from ..steps import (
@@ -300,12 +301,12 @@ def kernel_set(
     unit = KernelUnit(
         base, template, kernels, constants=stated, pointwise=step.pointwise, variant=variant
     )
-    rules = (_rule(Predicate(()), "", kernels),)
+    rules = (SelectionRule(Predicate(()), (Candidate("", _by_type(kernels)),)),)
     return KernelSet(base, template, None, (unit,), rules, family.row_alignment)
 
 
-def _rule(when: Predicate, point: str, kernels: tuple[Kernel, ...]) -> SelectionRule:
-    return SelectionRule(when, point, tuple((kernel.dtype, kernel.name) for kernel in kernels))
+def _by_type(kernels: tuple[Kernel, ...]) -> tuple[tuple[DType, str], ...]:
+    return tuple((kernel.dtype, kernel.name) for kernel in kernels)
 
 
 def _gemm_set(
@@ -325,22 +326,25 @@ def _gemm_set(
         )
         for point in spec.points
     )
-    rules = tuple(_rules(spec.select, units, arch))
+    rules = tuple(_rules(spec, units, arch))
     return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
 
 
-def _rules(
-    select: Sequence[RuleSpec], units: Sequence[KernelUnit], arch: ArchSpec
-) -> Iterator[SelectionRule]:
+def _rules(spec: KindSpec, units: Sequence[KernelUnit], arch: ArchSpec) -> Iterator[SelectionRule]:
     """The rules of a spec: all but the last also ask for memory that some GPU has not."""
     of_point = {unit.point: unit for unit in units}
+    works = {point.name: point.work for point in spec.points}
     least = arch.least_limits.get(SHARED_MEMORY, 0)
-    for index, each in enumerate(select):
-        unit = of_point[each.use]
-        taken = dict(unit.constants).get(SHARED_BYTES, 0)
-        lacking = taken > least and index < len(select) - 1
-        rule = _rule(each.when, each.use, unit.kernels)
-        yield replace(rule, shared_bytes=taken) if lacking else rule
+    for index, each in enumerate(spec.select):
+        candidates = tuple(
+            Candidate(point, _by_type(of_point[point].kernels), each.least[point], works[point])
+            if point in each.least
+            else Candidate(point, _by_type(of_point[point].kernels))
+            for point in each.points
+        )
+        taken = max(dict(of_point[point].constants).get(SHARED_BYTES, 0) for point in each.points)
+        lacking = taken > least and index < len(spec.select) - 1
+        yield SelectionRule(each.when, candidates, taken if lacking else 0)
 
 
 def _gemm_unit(

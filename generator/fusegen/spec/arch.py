@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from ..families.limits import CAPABILITIES, hardware_limits
 from ..ir.dtypes import DType
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, LayoutSpec, Store
+from ..ir.kernel import GemmKind, LayoutSpec, Store, WaveTime
 from ..ir.predicate import Predicate
 from ..ir.quantization import Accumulation
 from .fields import ARCH, GENCODE, VERSION, Edition, Line, Name, PredicateField, StepName
@@ -22,10 +22,21 @@ from .points import Point
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class RuleSpec:
-    """Use a point where the conditions hold; the last rule of a list has none."""
+    """Use a point where the conditions hold; the last rule of a list has none.
 
-    use: Name
+    Attributes:
+        use: name of the point.
+        least: in its place, estimates of several points, of which the least is used.
+    """
+
+    use: Name | None = None
     when: PredicateField = Predicate(())
+    least: Mapping[Name, WaveTime] = field(default_factory=dict)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Names of those that it may use."""
+        return (self.use,) if self.use is not None else tuple(self.least)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

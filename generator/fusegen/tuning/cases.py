@@ -26,6 +26,7 @@ MOST_BYTES = 24 * 2**30
 MOST_FLOPS = 10**13  # 13 ms of an H200; one GEMM of a step
 
 ELEMENT = 2  # bytes of bfloat16
+SMS = 132  # of an H200, on which points are timed
 
 # Of the weight of all cases; the others are a guard against rules that fit models alone.
 OF_MODELS = 2 / 3
@@ -76,6 +77,7 @@ class Case:
             SizeVariable.ROWS: rows,
             SizeVariable.COLUMNS: columns,
             SizeVariable.K: k,
+            SizeVariable.SMS: SMS,
         }
 
     def is_near(self, model: Case) -> bool:

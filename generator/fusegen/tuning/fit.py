@@ -2,6 +2,8 @@
 
 Cases that models have count for more than the others (`cases.weighted`).
 
+Before them may stand a rule of estimates (`waves.py`), which is fitted by itself.
+
 A list of rules is built from its front: the first rule takes the cases beyond a threshold of one
 size, the next ones what is left, the last one the rest. The best few beginnings are kept at each
 length (a beam search), which finds the best list of one or two thresholds and a good longer one.
@@ -18,7 +20,9 @@ from operator import not_
 
 from ..ir.predicate import Comparison, Condition, Predicate, SizeVariable
 from ..spec.arch import RuleSpec
+from ..spec.points import parse_point
 from .cases import Case, Sample, Weights, weighted
+from .waves import decides, estimated
 
 # In the order in which one prefers to read them where several say the same.
 VARIABLES = (
@@ -148,7 +152,10 @@ class Loss:
 
 def choose(rules: Sequence[RuleSpec], sizes: Mapping[SizeVariable, int]) -> str:
     """The point of the first rule that holds."""
-    return next(rule.use for rule in rules if rule.when.holds(sizes))
+    rule = next(rule for rule in rules if rule.when.holds(sizes))
+    if rule.use is not None:
+        return rule.use
+    return min(rule.least, key=lambda each: rule.least[each].of(parse_point(each).work, sizes))
 
 
 @dataclass(frozen=True)
@@ -299,12 +306,33 @@ def chosen(
 ) -> Choice:
     """Fit rules, and keep the old ones unless the new ones lose less, each rule counted.
 
-    Nor may what models gain cost the others more than a rule is worth.
+    Nor may what models gain cost the others more than a rule is worth.  Estimates, which decide few
+    cases, are judged by those alone.
     """
-    observed = Observations.of(samples, models, anywhere)
+    found = tuple(samples)
+    observed = Observations.of(found, models, anywhere)
+    plain = _better(observed, tuple(rule for rule in before if not rule.least), most_rules)
+    estimates = _better_estimates(found, tuple(rule for rule in before if rule.least), plain)
+    after = (*estimates, *plain)
+    old, new = observed.loss(before), observed.loss(after)
+    return Choice(len(observed.sizes), before, after, old, new)
+
+
+def _better(observed: Observations, before: Rules, most_rules: int) -> Rules:
     after = fit(observed, most_rules=most_rules)
     old, new = observed.loss(before), observed.loss(after)
     gained = old.weighted + PENALTY * len(before) > new.weighted + PENALTY * (len(after) + 1)
-    if not gained or (new.others or 0.0) > (old.others or 0.0) + PENALTY:
-        after, new = before, old
-    return Choice(len(observed.sizes), before, after, old, new)
+    return after if gained and (new.others or 0.0) <= (old.others or 0.0) + PENALTY else before
+
+
+def _better_estimates(samples: Sequence[Sample], before: Rules, plain: Rules) -> Rules:
+    """Estimates in front of other rules: new ones, those that there were, or none."""
+    new = estimated(samples)
+    if new is None:
+        return before
+    decided = Observations.of(each for each in samples if decides(new, each))
+    losses = [decided.loss((*front, *plain)).weighted for front in (before, (new,), ())]
+    old, gained, none = losses
+    if gained + PENALTY > min(old, none):
+        return before if old <= none else ()
+    return (new,)

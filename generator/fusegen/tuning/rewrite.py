@@ -34,7 +34,9 @@ def with_rules(text: str, family: str, choices: Choices) -> str:
     for kind, rules in choices.items():
         spec = _value(kinds, kind.value)
         edits.append(_select(_value(spec, "select"), rules, lines))
-        edits += _points(_value(spec, "points"), {rule.use for rule in rules}, lines)
+        edits += _points(
+            _value(spec, "points"), {point for rule in rules for point in rule.points}, lines
+        )
     for start, end, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
         lines[start:end] = new
     return "".join(lines)
@@ -86,7 +88,8 @@ def _as_items(node: yaml.Node, texts: Iterable[str], lines: Sequence[str]) -> li
     """Lines of a list, indented and ended as those it has."""
     start, indent = node.start_mark.line, " " * node.start_mark.column
     end = "\r\n" if lines[start].endswith("\r\n") else "\n"
-    return [f"{indent}- {text}{end}" for text in texts]
+    items = (text.replace("\n", f"{end}{indent}  ") for text in texts)
+    return [f"{indent}- {text}{end}" for text in items]
 
 
 def _points(
@@ -114,10 +117,16 @@ def _printed_point(point: Config) -> str:
 
 
 def printed(rule: RuleSpec) -> str:
-    """A rule as a spec spells it, on one line."""
+    """A rule as a spec spells it: on one line, or on one for each of its estimates."""
     by_variable: dict[str, list[str]] = {}
     for each in rule.when.conditions:
         words = f"{each.comparison.value}: {each.value}"
         by_variable.setdefault(each.variable.value, []).append(words)
     when = ", ".join(f"{name}: {{{', '.join(words)}}}" for name, words in by_variable.items())
+    if rule.use is None:
+        times = (
+            f"\n  {point}: {{launch: {time.launch}, wave: {time.wave}, k: {time.k}}}"
+            for point, time in rule.least.items()
+        )
+        return f"when: {{{when}}}\nleast:{''.join(times)}"
     return f"{{when: {{{when}}}, use: {rule.use}}}" if when else f"{{use: {rule.use}}}"

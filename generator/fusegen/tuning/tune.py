@@ -142,14 +142,18 @@ def report(tuned: Tuned, most: int = 10) -> list[str]:
             f"{choice.loss_before} -> {choice.loss_after}"
         )
         lines += [f"  {printed(rule)}" for rule in choice.after]
-        gone = {rule.use for rule in choice.before} - {rule.use for rule in choice.after}
-        lines += [f"  {point}: no case is worth a rule, so it goes" for point in sorted(gone)]
-        come = {rule.use for rule in choice.after} - {rule.use for rule in choice.before}
-        lines += [f"  {point}: it is listed again" for point in sorted(come)]
+        before, after = (_points(rules) for rules in (choice.before, choice.after))
+        gone, come = sorted(before - after), sorted(after - before)
+        lines += [f"  {point}: no case is worth a rule, so it goes" for point in gone]
+        lines += [f"  {point}: it is listed again" for point in come]
         lines += _worst(tuned, kind, choice, most)
     if tuned.measured.left_out:
         lines.append(f"{tuned.measured.left_out} cases left out for want of time")
     return lines
+
+
+def _points(rules: Sequence[RuleSpec]) -> set[str]:
+    return {point for rule in rules for point in rule.points}
 
 
 def _worst(tuned: Tuned, kind: GemmKind, choice: Choice, most: int) -> list[str]:

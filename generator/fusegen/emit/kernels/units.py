@@ -9,7 +9,7 @@ from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
 from ...ir.kernel import Store
-from ...ir.kernel_set import EpilogueMath, KernelSet, KernelUnit, SelectionRule, Variant
+from ...ir.kernel_set import Candidate, EpilogueMath, KernelSet, KernelUnit, SelectionRule, Variant
 from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
 from ...ir.step import Access, Pointwise, PointwiseOperand
 from ..text.escape import comment
@@ -29,12 +29,26 @@ _ACCUMULATIONS = tuple(each.value for each in Accumulation)
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchRule:
-    """A rule of a dispatch header: condition source and the kernel per element type."""
+class DispatchCall:
+    """Kernels of one configuration, by element type."""
 
-    condition: str
     bfloat16: str
     float16: str
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRule:
+    """A rule of a dispatch header: condition source, what it may call, and their estimates.
+
+    Attributes:
+        calls: one, or as many as there are estimates.
+        times: C++ initialisers of ``fusegen::WaveTime``; empty where there is one call.
+        last: whether it has no condition.
+    """
+
+    condition: str
+    calls: tuple[DispatchCall, ...]
+    times: tuple[str, ...]
     last: bool
 
 
@@ -48,6 +62,7 @@ class DispatchContext:
         arguments: their struct.
         summary: what the kernels do.
         asks_memory: whether a rule asks what shared memory a CTA may have on the device.
+        estimates: whether a rule compares estimates of times.
     """
 
     template: str
@@ -60,6 +75,7 @@ class DispatchContext:
     kernels: tuple[str, ...]
     variables: tuple[str, ...]
     asks_memory: bool
+    estimates: bool
     rules: tuple[DispatchRule, ...]
 
 
@@ -200,18 +216,30 @@ def dispatch_context(kernels: KernelSet, namespace: str) -> DispatchContext:
         kernels=tuple(kernel.name for kernel in kernels.kernels),
         variables=tuple(variables),
         asks_memory=any(rule.shared_bytes for rule in kernels.rules),
+        estimates=any(len(rule.candidates) > 1 for rule in kernels.rules),
         rules=tuple(_rule(rule, i == last) for i, rule in enumerate(kernels.rules)),
     )
 
 
 def _rule(rule: SelectionRule, last: bool) -> DispatchRule:
-    names = dict(rule.kernels)
     return DispatchRule(
         condition=_condition(rule),
-        bfloat16=names[DType.BFLOAT16],
-        float16=names[DType.FLOAT16],
+        calls=tuple(_call(each) for each in rule.candidates),
+        times=tuple(_time(each) for each in rule.candidates if each.time),
         last=last,
     )
+
+
+def _call(candidate: Candidate) -> DispatchCall:
+    names = dict(candidate.kernels)
+    return DispatchCall(bfloat16=names[DType.BFLOAT16], float16=names[DType.FLOAT16])
+
+
+def _time(candidate: Candidate) -> str:
+    work, time = candidate.work, candidate.time
+    assert work and time
+    numbers = (work.rows, work.columns, work.sms, work.clusters, time.launch, time.wave, time.k)
+    return f"{{{', '.join(map(str, numbers))}}}"
 
 
 def _condition(rule: SelectionRule) -> str:

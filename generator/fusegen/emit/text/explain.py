@@ -255,8 +255,11 @@ def _saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
 def _dispatch(kernels: KernelSet) -> Iterator[str]:
     yield f"  {kernels.name}"
     for rule in kernels.rules:
-        chosen = rule.point or "the only one"
-        yield f"    {rule.words}: {chosen}"
+        if len(rule.candidates) == 1:
+            yield f"    {rule.words}: {rule.points[0] or 'the only one'}"
+            continue
+        yield f"    {rule.words}: least of"
+        yield from (f"      {each.point}: {each.words}" for each in rule.candidates)
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -89,14 +89,15 @@ struct GemmSizes {
   int64_t rows;
   int64_t columns;
   int64_t k;
+  int64_t sms;
 };
 
 inline GemmSizes gemm_sizes(Gemm kind, const GemmArguments& in) {
   const int64_t mean = in.groups > 0 ? in.tokens / in.groups : 0;
   switch (kind) {
-    case Gemm::fprop: return {in.tokens, in.groups, mean, in.tokens, in.n, in.k};
-    case Gemm::dgrad: return {in.tokens, in.groups, mean, in.tokens, in.k, in.n};
-    case Gemm::wgrad: return {in.tokens, in.groups, mean, in.n, in.k, mean};
+    case Gemm::fprop: return {in.tokens, in.groups, mean, in.tokens, in.n, in.k, in.sm_count};
+    case Gemm::dgrad: return {in.tokens, in.groups, mean, in.tokens, in.k, in.n, in.sm_count};
+    case Gemm::wgrad: return {in.tokens, in.groups, mean, in.n, in.k, mean, in.sm_count};
   }
   return {};
 }
