@@ -117,10 +117,10 @@ def _angles(size: Size) -> tuple[Tensor, Tensor]:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of heads that lie beside each other, [B, S, H] each -> [B, S, H]."""
-    heads = (each.unflatten(-1, (-1, HEAD)).transpose(1, 2) for each in (q, k, v))
-    return (
-        functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
-    )
+    shape = (*q.shape[:2], -1, HEAD)
+    q, k, v = (each.view(shape).transpose(1, 2) for each in (q, k, v))
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 # ---- the layer, by torch and by ours
@@ -128,7 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads of x [B, S, H], whose pairs are half a head apart, by angles [B, S, HEAD / 2]."""
-    first, second = x.float().unflatten(-1, (-1, 2, HEAD // 2)).unbind(-2)
+    first, second = x.float().view(*x.shape[:2], -1, 2, HEAD // 2).unbind(-2)
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
     return turned.flatten(2).to(x.dtype)
@@ -144,29 +144,8 @@ def torch_layer(x: Tensor, weights: Mapping[str, Tensor], angles: tuple[Tensor, 
     return layers.torch_layer(h, weights["mlp_norm"], weights["fc1"], weights["fc2"])
 
 
-def _projection(cell: Any, size: Size, weights: Mapping[str, Tensor]) -> tuple[nn.Module, Results]:
-    """Norm, linear and rotation; all that knows how its weights lie.
-
-    Returns:
-        The module, and its parameters: of the norm, then those whose rows one behind the other are
-        the weight of queries, keys and values.
-    """
-    h = size.hidden
-    layer = cell.NormQKV(h, h, h, bias=False, device=common.DEVICE)
-    layer.norm.weight = nn.Parameter(weights["attention_norm"])
-    parts = (layer.query, layer.key, layer.value)
-    for part, weight in zip(parts, weights["qkv"].chunk(3), strict=True):
-        part.weight = nn.Parameter(weight)
-    return layer, (layer.norm.weight, *(part.weight for part in parts))
-
-
 class Layer(nn.Module):
-    """The layer of modules of ours under one recipe.
-
-    Attributes:
-        leaves: parameters in the order of `Operands.weights`; those of queries, keys and values are
-            `projections` many.
-    """
+    """The layer of modules of ours under one recipe; `leaves` are those of `Operands.weights`."""
 
     def __init__(
         self, package: Any, recipe: str, size: Size, weights: Mapping[str, Tensor]
@@ -174,28 +153,24 @@ class Layer(nn.Module):
         super().__init__()
         load = partial(common.bundles.load_cell, package)
         h, make = size.hidden, {"bias": False, "device": common.DEVICE}
-        self.project, first = _projection(load(f"{PROJECTION}__{recipe}"), size, weights)
+        self.project = load(f"{PROJECTION}__{recipe}").NormQKV(h, h, **make)
         self.out = load(f"{OUTPUT}__{recipe}").LinearResidual(h, h, **make)
         self.mlp = load(f"{MLP}__{recipe}").SwiGLUNormMLP(h, size.intermediate, **make)
+        self.project.norm.weight = nn.Parameter(weights["attention_norm"])
+        self.project.qkv.weight = nn.Parameter(weights["qkv"])
         self.out.fc.weight = nn.Parameter(weights["out"])
         self.mlp.norm.weight = nn.Parameter(weights["mlp_norm"])
         self.mlp.fc1.weight = nn.Parameter(weights["fc1"])
         self.mlp.fc2.weight = nn.Parameter(weights["fc2"])
-        self.projections = len(first) - 1
-        rest = (self.out.fc, self.mlp.norm, self.mlp.fc1, self.mlp.fc2)
-        self.leaves = (*first, *(part.weight for part in rest))
+        first = (self.project.norm, self.project.qkv, self.out.fc)
+        parts = (*first, self.mlp.norm, self.mlp.fc1, self.mlp.fc2)
+        self.leaves = tuple(part.weight for part in parts)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         q, k, v = self.project(x, *angles)
         result: Tensor = self.mlp(self.out(attention(q, k, v), x))
         return result
-
-    def joined(self, results: Results) -> Results:
-        """y and gradients, of queries, keys and values as one."""
-        begin = 3  # behind y, and the gradients of x and of the first norm
-        end = begin + self.projections
-        return (*results[:begin], torch.cat(results[begin:end]), *results[end:])
 
 
 # ---- steps
@@ -207,12 +182,10 @@ class Contender:
 
     Attributes:
         step: forward and backward: y, and the gradients of x and of the weights.
-        read: those results in the order of `Operands.weights`, which is not timed.
         tolerance: relative Frobenius distance from those of eager torch.
     """
 
     step: Step
-    read: Callable[[Results], Results]
     tolerance: float
 
 
@@ -227,7 +200,7 @@ def _torch(operands: Operands, compile_layer: bool) -> Contender:
         layer = torch.compile(torch_layer, fullgraph=True, dynamic=False)
     leaves = (operands.x, *operands.weights.values())
     forward = partial(layer, operands.x, operands.weights, operands.angles)
-    return Contender(partial(_step, forward, leaves, operands.dy), tuple, TOLERANCES["bf16"])
+    return Contender(partial(_step, forward, leaves, operands.dy), TOLERANCES["bf16"])
 
 
 def _ours(package: Any, recipe: str, size: Size, operands: Operands) -> Contender:
@@ -236,7 +209,7 @@ def _ours(package: Any, recipe: str, size: Size, operands: Operands) -> Contende
     forward = partial(compiled, operands.x, operands.angles)
     step = partial(_step, forward, (operands.x, *layer.leaves), operands.dy)
     step()  # delayed scaling has scales of these tensors from the second step on
-    return Contender(step, layer.joined, TOLERANCES.get(recipe, TOLERANCE))
+    return Contender(step, TOLERANCES.get(recipe, TOLERANCE))
 
 
 def recipes(package: Any) -> list[str]:
@@ -272,7 +245,7 @@ def _contenders(
 
 def _check(case: str, who: Contender, step: Step, expected: Results) -> None:
     """Refuse to time other results than those of eager torch."""
-    for got, wanted in zip(who.read(step()), expected, strict=True):
+    for got, wanted in zip(step(), expected, strict=True):
         common.require_close(case, got, wanted, who.tolerance)
 
 

@@ -105,20 +105,20 @@ def _measure(package: Any, case: str, make: Callable[[], Problem]) -> Iterator[R
     yield from bandwidth.measure(case, contenders, problem.moved)
 
 
-def _beside(size: tuple[int, int], *words: Any) -> tuple[Any, ...] | None:
+def _beside(size: tuple[int, ...], *words: Any) -> tuple[Any, ...] | None:
     """What QuACK is given of a softmax, at the sizes where it is asked."""
     return words if size in BESIDE_QUACK else None
 
 
 def _of_rows(*size: int) -> Problem:
     x = common.normal(*size, scale=8)
-    quack = _beside(x.shape, x, SCALE)
+    quack = _beside(size, x, SCALE)
     return Problem("softmax__bf16_forward", _softmax, (x,), 4 * x.numel(), quack=quack)
 
 
 def _of_rows_backward(*size: int) -> Problem:
     y, dy = _softmax(common.normal(*size, scale=8)), common.normal(*size)
-    quack = _beside(y.shape, dy, y, SCALE)
+    quack = _beside(size, dy, y, SCALE)
     return Problem("softmax__bf16_backward", _softmax_backward, (dy, y), 6 * y.numel(), quack=quack)
 
 

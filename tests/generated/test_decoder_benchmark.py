@@ -67,12 +67,12 @@ def test_what_computes_something_else_is_not_timed(
     decoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A weight of ours that is not the one of all others shows in y."""
-    project = decoder._projection
+    init = decoder.Layer.__init__
 
-    def wrong(cell: Any, size: Any, weights: Any) -> Any:
-        return project(cell, size, {**weights, "qkv": 2 * weights["qkv"].detach()})
+    def wrong(self: Any, package: Any, recipe: str, size: Any, weights: Any) -> None:
+        init(self, package, recipe, size, {**weights, "qkv": 2 * weights["qkv"].detach()})
 
-    monkeypatch.setattr(decoder, "_projection", wrong)
+    monkeypatch.setattr(decoder.Layer, "__init__", wrong)
     rows, failed = rows_of(decoder)
     assert {row.contender for row in rows} == {"torch", "torch compiled"}
     assert [each.contender for each in failed] == [*OURS]
