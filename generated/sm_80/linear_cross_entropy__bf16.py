@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1def13cfa0c02bfb
+# checksum sha256:9b7d66032b66936e
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "4ea0cfd8303eabf50d69064d7a9852e063da9b57de878ecd3899ff55c2738d14"
+DIGEST = "f47d4a0d00429a98bffd2f5fd6e2325e857fa5c5d18a8947c1c8ad8c6fd15f8f"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 
