@@ -52,8 +52,10 @@ def _precedence(fusion: FusionSpec) -> tuple[int, int, bool]:
 
 def _is_epilogue(fusion: FusionSpec) -> bool:
     """Whether it puts one kernel in the place of a GEMM and expressions of its result."""
+    if not fusion.merges:
+        return False
     first, *_ = (*fusion.match.forward, *fusion.match.backward)
-    return fusion.merges and Trait.GEMM in definition(first.step).traits
+    return Trait.GEMM in definition(first.step).traits
 
 
 def rule_of(fusion: FusionSpec) -> Rewrite:
