@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9b7d66032b66936e
+# checksum sha256:f096fb7be16a235c
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "f47d4a0d00429a98bffd2f5fd6e2325e857fa5c5d18a8947c1c8ad8c6fd15f8f"
+DIGEST = "4b91f54d9e9be7e4fb64b0f447b0ff19c655b4e480e46553b466991f4a5bf43d"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a45469254b554a17
+# checksum sha256:356f24b22f2f336c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "514fdb7b18911de47ddb1128b9ac3798d767deba94b8b6294bdd65a67b9f7e25"
+DIGEST = "d2f50adaf9ba79f8dc6ef24c88af601a19337c5b95b886abeaf20f285fb97085"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

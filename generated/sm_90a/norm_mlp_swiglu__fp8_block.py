@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6dab0144542c6fd7
+# checksum sha256:05b0eb58f3c608da
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "66f546b2a28ad7c21bb3e7cef2b4b28f92d66d92f7d9ea0b6a1b5b181f200007"
+DIGEST = "748812328fb7c5b1b7d3623d11e29bfec767c513c241d048b50fc660f4e97260"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5164037f18d8f16a
+# checksum sha256:545fe4c31f4c3428
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "506740726247554cacbc9eff34ede04beebf74a70b7773ba11b157ccb5eae766"
+DIGEST = "7643ffa8ecc979f808455174567737454fd08def1e04389a028af2fc62a170ff"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7582f4a663c1d711
+# checksum sha256:8733d91c1ee9dbce
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "2493e17f7e1cd6e5b4741874f16f74bb00ec674b156822890f441258e6f0bc62"
+DIGEST = "e6fc1ecd945d958fc43dac0b0c2edc806919feaa5a4758b0719d7c79a987192c"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

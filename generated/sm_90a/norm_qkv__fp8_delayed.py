@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:40e31ed8d3b72114
+# checksum sha256:b9a191be66000ebc
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "132906342fc4ad45d25ca54eb0dc04401a9a5f22c0ba109e45285c79733e581a"
+DIGEST = "bc5541b436c87dd10f143108335217d8e2b1abdb930fa70a580262d71585a2e4"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
