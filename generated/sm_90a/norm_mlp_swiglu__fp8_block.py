@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:05b0eb58f3c608da
+# checksum sha256:11447729baa39340
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "748812328fb7c5b1b7d3623d11e29bfec767c513c241d048b50fc660f4e97260"
+DIGEST = "24703a1fed6c7324b959652c8e82e63385e85286075e62960f2f1a8f7aef811c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
