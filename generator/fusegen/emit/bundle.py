@@ -241,9 +241,8 @@ def _shared(
     for name in ("_library.py", "__init__.py"):
         yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
     yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
-    yield from _copies(
-        renderer, "bundle_tests", "tests/", owners, {*renderer.static("bundle_tests")}
-    )
+    for folder, target in (("bundle", ""), ("bundle_tests", "tests/")):
+        yield from _copies(renderer, folder, target, owners, {*renderer.static(folder)})
 
 
 def _cell(

@@ -6,12 +6,18 @@ buffer's type.  float64 stays float64, so that the same program serves as its ow
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Rows = TypeVar("Rows", Tensor, tuple[Tensor, ...])
+
+IfAsked = Tensor
+"""A tensor where flags ask for a step that reads it, else None; type checkers follow no flags."""
+
+ABSENT: Any = None
+"""What stands for a result until the flags ask for the step that gives it."""
 
 
 def wide(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,14 @@ from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
-from .states import RecordText, StateText, called_states, record_texts, state_texts
+from .states import (
+    RecordText,
+    StateText,
+    called_states,
+    declarations,
+    record_texts,
+    state_texts,
+)
 from .wgrad import WgradText, wgrad_text
 from .words import (
     AttributeText,
@@ -58,6 +66,21 @@ class ParameterText:
     optional: bool
     init: str
     quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HolderText:
+    """A submodule that has parameters and state.
+
+    Attributes:
+        name: of the attribute.
+        class_name: of its class.
+        tensors: declarations of what it has, ``weight: nn.Parameter``.
+    """
+
+    name: str
+    class_name: str
+    tensors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,7 @@ class CellContext:
         returns: return type of the function.
         take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
+        tensors: declarations of parameters and state that the class has itself.
         holders: submodules.
         parts: names of those whose tensors a call reads.
         called_parts: sources of these.
@@ -165,7 +189,8 @@ class CellContext:
     take_outputs: str
     parameters: tuple[ParameterText, ...]
     base: str
-    holders: tuple[str, ...]
+    tensors: tuple[str, ...]
+    holders: tuple[HolderText, ...]
     parts: tuple[str, ...]
     called_parts: tuple[str, ...]
     uses_parts: bool
@@ -206,6 +231,25 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
     return tuple(texts)
 
 
+def _declared(
+    parameters: tuple[ParameterText, ...], states: tuple[StateText, ...]
+) -> dict[str, tuple[str, ...]]:
+    """What each holder has, declared for type checkers: `nn.Module` knows of attributes no type."""
+    found: dict[str, list[str]] = {}
+    for parameter in parameters:
+        kind = "nn.Parameter | None" if parameter.optional else "nn.Parameter"
+        found.setdefault(parameter.holder, []).append(f"{parameter.name}: {kind}")
+    for holder, line in declarations(states):
+        found.setdefault(holder, []).append(line)
+    return {holder: tuple(lines) for holder, lines in found.items()}
+
+
+def _class_of(holder: str) -> str:
+    """``_NormPart`` of ``norm``, another one for every name."""
+    words = re.sub("(^|_)([a-z])", lambda match: match[2].upper(), holder)
+    return f"_{words}Part"
+
+
 def _on_self(plan: ModulePlan, size: Expr) -> str:
     """A size in terms of the module's attributes."""
     words = {dim.symbol: Sym(f"self.{dim.keyword}") for dim in plan.dims}
@@ -228,8 +272,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
-    holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
-    holders += [part.holder for state in states for part in state.parts]
+    tensors = _declared(parameters, states)
+    holders = tuple(HolderText(h, _class_of(h), own) for h, own in tensors.items() if h)
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -286,11 +330,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
-        holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        tensors=tensors.get("", ()),
+        holders=holders,
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
         uses_parts=bool(
-            any(holders) or any(state.parts for state in states) or base.startswith("_parts.")
+            holders or any(state.parts for state in states) or base.startswith("_parts.")
         ),
         keywords=keywords,
         lookups=lookups,

@@ -279,7 +279,7 @@ def _of_the_caller(plan: ModulePlan, wgrad: Program) -> list[str]:
 
 def _delayed_arguments(plan: ModulePlan) -> str:
     """What the tests call ``backward_dw`` with, of all tensors by name."""
-    weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
+    weights = [f'{{**tensors, **leaves}}["{leaf}"]' for leaf in plan.delayed]
     buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
     return ", ".join((*weights, "wgrad_queue=queue", *buffers))
 
