@@ -309,7 +309,7 @@ def test_a_part_is_plain_to_whoever_looks(bundle: str, recipe: str) -> None:
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
         assert torch.equal(other(*inputs()), expected)
         assert {*other.state_dict()} == {*layer.state_dict()}
-    assert "(fc1): Part()" in repr(layer)
+    assert "(fc1): _Fc1Part()" in repr(layer)
 
 
 # Casts

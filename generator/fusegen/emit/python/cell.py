@@ -19,6 +19,7 @@ from ...steps import definition
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
+from .flops import FlopsText, flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
 from .states import (
@@ -128,6 +129,7 @@ class CellContext:
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
+        flops: of the ops that multiply matrices, by direction.
         directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
         about_outputs: what the function returns, for people.
@@ -180,6 +182,7 @@ class CellContext:
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
+    flops: Mapping[str, FlopsText]
     directions: tuple[DirectionText, ...]
     forward: ProgramText
     backward: ProgramText
@@ -266,6 +269,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
+    flops = flops_texts(plan)
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
     called_groups = groups_of(plan.direction("forward"), plan.direction("backward"))
@@ -322,6 +326,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         without_memory=without_memory,
         programs=programs,
+        flops=flops,
         directions=direction_texts(plan),
         forward=program_text(plan, plan.forward),
         backward=program_text(plan, plan.backward),
@@ -343,7 +348,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         representation=_representation(plan, keywords, has_bias),
         has_bias=has_bias,
         uses_math=uses_math(
-            (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
+            (
+                *(line for p in programs for line in p.fake_dims),
+                *(line for each in flops.values() for line in each.dims),
+                *(p.init for p in parameters),
+            )
         ),
         description=tuple(map(docstring, description)),
     )

@@ -17,6 +17,7 @@ from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
 from ...steps import definition, is_gemm, observes, sums_rows
+from ..python.flops import step_flops
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -63,6 +64,7 @@ class TestContext:
         call: what they call.
         layer: the class of the modules that they make.
         several: how many outputs there are; 0 for a single one.
+        flops: of the matrix multiplications of a training step.
         outputs_call: what gives them one by one.
     """
 
@@ -72,6 +74,7 @@ class TestContext:
     call: str
     layer: str
     several: int
+    flops: int
     outputs_call: str
     function_name: str
     class_name: str
@@ -182,6 +185,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         call="call" if plan.wgrad or several else f"module.{plan.module}",
         layer="Layer" if several else f"module.{plan.class_name}",
         several=several,
+        flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
         outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
