@@ -82,6 +82,11 @@ def pick(tensors: Tensors, names: Sequence[str]) -> list[Any]:
     return [tensors[name] for name in names]
 
 
+def narrowed(tensor: Tensor) -> Tensor:
+    """In a narrower type, of those that modules widen."""
+    return tensor.to(torch.bfloat16 if tensor.is_floating_point() else torch.int32)
+
+
 def state_rows(*states: Tensor) -> Tensor:
     """States of delayed scaling, ``[n, E]`` or ``[E]``, as rows of one tensor."""
     return torch.cat([torch.atleast_2d(state) for state in states])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...ir import dtypes
 from ...ir.buffers import Attribute
 from ...ir.dtypes import DType
 from ...ir.names import mark
@@ -101,6 +102,14 @@ class DrawnText:
 
 
 @dataclass(frozen=True, slots=True)
+class WidenedText:
+    """An input that a module takes in narrower types, too, and the type that its op has it in."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -108,6 +117,7 @@ class CellContext:
         autograd: the class by which autograd calls the ops.
         inputs: what the module is called with.
         called_with: parameters of its forward.
+        widened: those of its inputs that a call may have in a narrower type.
         drawn: those of its inputs that it draws where they are not given.
         bounded: scalars that have a range.
         untouched: the input that it returns as it is outside training; empty where there is none.
@@ -126,6 +136,7 @@ class CellContext:
         called_groups: those of them that the function takes.
         main_grads: gradients that go to buffers of the caller's.
         first: the argument that gives device and dtype.
+        first_is_own_type: whether that dtype is one of the module's own.
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
@@ -159,6 +170,7 @@ class CellContext:
     autograd: AutogradText
     inputs: tuple[TensorText, ...]
     called_with: tuple[str, ...]
+    widened: tuple[WidenedText, ...]
     drawn: tuple[DrawnText, ...]
     untouched: str
     arguments: tuple[TensorText, ...]
@@ -179,6 +191,7 @@ class CellContext:
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
+    first_is_own_type: bool
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
@@ -298,6 +311,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             f"{name}: Tensor{' | None = None' if name in plan.drawn else ''}"
             for name in plan.inputs
         ),
+        widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
         arguments=tuple(by_name[name] for name in plan.arguments),
@@ -319,6 +333,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
+        first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         own_type=tuple(
             by_name[name]
             for name in plan.arguments
@@ -355,6 +370,16 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             )
         ),
         description=tuple(map(docstring, description)),
+    )
+
+
+def widened_texts(plan: ModulePlan) -> tuple[WidenedText, ...]:
+    """Sizes of groups, numbers of classes, and what is fp32 whatever the module's own type is."""
+    found = ((name, plan.buffer(name).dtype) for name in plan.inputs if name not in plan.drawn)
+    return tuple(
+        WidenedText(name, dtypes.info(dtype).torch)
+        for name, dtype in found
+        if dtype in (DType.INT64, DType.FLOAT32)
     )
 
 

@@ -17,6 +17,7 @@ from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
 from ...steps import definition, is_gemm, observes, sums_rows
+from ..python.cell import WidenedText, widened_texts
 from ..python.flops import step_flops
 from ..python.main_grads import adds
 from ..python.states import called_states
@@ -65,6 +66,8 @@ class TestContext:
         layer: the class of the modules that they make.
         several: how many outputs there are; 0 for a single one.
         flops: of the matrix multiplications of a training step.
+        widened: inputs that the module takes in narrower types, too.
+        first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
     """
 
@@ -75,6 +78,8 @@ class TestContext:
     layer: str
     several: int
     flops: int
+    widened: tuple[WidenedText, ...]
+    first_is_own_type: bool
     outputs_call: str
     function_name: str
     class_name: str
@@ -185,6 +190,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         call="call" if plan.wgrad or several else f"module.{plan.module}",
         layer="Layer" if several else f"module.{plan.class_name}",
         several=several,
+        widened=widened_texts(plan),
+        first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
         outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
