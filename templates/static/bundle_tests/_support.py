@@ -14,8 +14,11 @@ from .. import _library
 
 DTYPES = (torch.bfloat16, torch.float16)
 
-Tensors = dict[str, Any]
-"""Tensors by the names of arguments; optional ones may be None."""
+Argument = Any
+"""A tensor that a function is called with; None, where it may be left out."""
+
+Tensors = dict[str, Argument]
+"""Those of a call, by name."""
 
 Layer = Any
 """A module of the bundle, and what it has besides that of every `nn.Module`."""

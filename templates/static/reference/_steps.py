@@ -170,9 +170,7 @@ def group_sum(a: Tensor, groups: Tensor, scales: Tensor | None = None) -> Tensor
     return db
 
 
-def group_row_dot(
-    a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None
-) -> Tensor:
+def group_row_dot(a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None) -> Tensor:
     """a [T, N], b [E, N], add [T] -> [T]: each row times its group's, and nothing past the groups.
 
     Without b, as with one of zeros.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ir import dtypes
 from ...ir.buffers import Attribute
@@ -20,7 +20,7 @@ from ...steps import definition
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
-from .flops import FlopsText, flops_texts
+from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
 from .states import (
@@ -140,7 +140,6 @@ class CellContext:
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
-        flops: of the ops that multiply matrices, by direction.
         directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
         about_outputs: what the function returns, for people.
@@ -195,7 +194,6 @@ class CellContext:
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
-    flops: Mapping[str, FlopsText]
     directions: tuple[DirectionText, ...]
     forward: ProgramText
     backward: ProgramText
@@ -281,8 +279,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     """
     by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
     flops = flops_texts(plan)
+    programs = tuple(
+        replace(program_text(plan, program), flops=flops.get(program.function))
+        for each in plan.directions
+        for program in each.programs
+    )
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
     called_groups = groups_of(plan.direction("forward"), plan.direction("backward"))
@@ -341,7 +343,6 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         without_memory=without_memory,
         programs=programs,
-        flops=flops,
         directions=direction_texts(plan),
         forward=program_text(plan, plan.forward),
         backward=program_text(plan, plan.backward),

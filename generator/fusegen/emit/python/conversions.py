@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...ir import dtypes
@@ -10,7 +10,6 @@ from ...ir.names import plain
 from ...ir.plan import Conversion, Form, ModulePlan
 from ...ir.quantization import AmaxSource, QuantizationSpec, Rounding
 from ..text.escape import docstring
-from .flops import FlopsText
 from .states import RecordText, StateText, declarations, record_texts, state_texts
 from .words import ProgramText, program_text
 
@@ -41,7 +40,6 @@ class QuantizeContext:
         first: what the straight-through class is called with.
         shape: of that.
         programs: of every op, the straight-through forward first.
-        flops: none, no op multiplies matrices.
         conversions: the ops of ``quantize``.
         roles: that the recipe names.
         formats: what each role and form is stored in, line by line.
@@ -70,7 +68,6 @@ class QuantizeContext:
     first: str
     shape: str
     programs: tuple[ProgramText, ...]
-    flops: Mapping[str, FlopsText]
     conversions: tuple[ConversionText, ...]
     roles: tuple[str, ...]
     formats: tuple[str, ...]
@@ -111,7 +108,6 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         class_name=plan.class_name,
         first=plan.inputs[0],
         shape=str(plan.buffer(plan.inputs[0]).shape),
-        flops={},
         programs=tuple(program_text(view, program) for view, program in plan.ops),
         conversions=tuple(_conversion_text(each) for each in plan.conversions),
         roles=tuple(role.value for role, _ in plan.quantizations),

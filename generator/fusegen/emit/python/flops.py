@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
@@ -12,24 +11,7 @@ from ...ir.shapes import evaluate, symbols, to_code
 from ...ir.step import Step
 from ...steps import is_gemm
 from .conditions import any_of
-from .words import bind_lines, tensor_text
-
-
-@dataclass(frozen=True, slots=True)
-class FlopsText:
-    """How many operations the matrix multiplications of an op take.
-
-    PyTorch's counter counts no others, so a model reads the same with these ops as without.
-
-    Attributes:
-        parameters: those arguments of the op that the formula reads, with their types.
-        dims: lines that read sizes.
-        terms: summands, one per GEMM.
-    """
-
-    parameters: tuple[str, ...]
-    dims: tuple[str, ...]
-    terms: tuple[str, ...]
+from .words import FlopsText, bind_lines, tensor_text
 
 
 def flops_texts(plan: ModulePlan) -> dict[str, FlopsText]:
