@@ -366,7 +366,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         uses_math=uses_math(
             (
                 *(line for p in programs for line in p.fake_dims),
-                *(line for each in flops.values() for line in each.dims),
+                *(line for each in flops.values() for line in each.lines),
                 *(p.init for p in parameters),
             )
         ),

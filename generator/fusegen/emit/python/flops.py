@@ -10,7 +10,7 @@ from ...ir.program import Program
 from ...ir.shapes import evaluate, symbols, to_code
 from ...ir.step import Step
 from ...steps import is_gemm
-from .conditions import any_of
+from .conditions import Conditions, named_conditions
 from .words import FlopsText, bind_lines, tensor_text
 
 
@@ -31,21 +31,22 @@ def _text(plan: ModulePlan, program: Program) -> FlopsText | None:
     if not gemms:
         return None
     used = {name for step in gemms if step.flops is not None for name in symbols(step.flops)}
-    dims = bind_lines(program, used)
-    terms = tuple(map(_term, gemms))
-    words = {word for line in (*dims, *terms) for word in re.findall(r"\w+", line)}
+    conditions = named_conditions(program, lambda names: (_term(step, names) for step in gemms))
+    lines = (*bind_lines(program, used), *conditions.lines)
+    terms = tuple(_term(step, conditions) for step in gemms)
+    words = {word for line in (*lines, *terms) for word in re.findall(r"\w+", line)}
     tensors = (tensor_text(plan, each, plan.gradients) for each in program.arguments)
     return FlopsText(
         parameters=(
             *(f"{each.name}: {each.annotation}" for each in tensors if each.name in words),
             *(f"{flag}: bool" for flag in program.flags if flag in words),
         ),
-        dims=dims,
+        lines=lines,
         terms=terms,
     )
 
 
-def _term(step: Step) -> str:
+def _term(step: Step, conditions: Conditions) -> str:
     assert step.flops is not None
     flops = to_code(step.flops)
-    return f"({flops} if {any_of(step.when)} else 0)" if step.when else flops
+    return f"({flops} if {conditions.text(step.when)} else 0)" if step.when else flops

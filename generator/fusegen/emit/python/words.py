@@ -101,12 +101,12 @@ class FlopsText:
 
     Attributes:
         parameters: those arguments of the op that the formula reads, with their types.
-        dims: lines that read sizes.
+        lines: that read sizes and name conditions.
         terms: summands, one per GEMM.
     """
 
     parameters: tuple[str, ...]
-    dims: tuple[str, ...]
+    lines: tuple[str, ...]
     terms: tuple[str, ...]
 
 
