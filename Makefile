@@ -26,7 +26,7 @@ lint: $(VENV)/test.stamp
 	$(MAKE) -j 2 lint-generated lint-types lint-benchmarks lint-style
 
 lint-style: $(VENV)/test.stamp
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --config pyproject.toml .
 	$(BIN)/ruff format --check generator tests benchmarks examples conftest.py
 
 lint-types: $(VENV)/test.stamp

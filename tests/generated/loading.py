@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from tiers import first_with_each_option
+from unit.gpu_files import load
+
 from fusegen import api
 from fusegen.ir.naming import Cell
 from fusegen.tuning.variants import publish_cells
@@ -34,6 +37,17 @@ def write_cells(name: str, arch: str, folder: Path, cells: Iterable[Cell]) -> Pa
     lacking = publish_cells(api.load_specs(), arch, cells, name, folder / arch)
     assert not lacking, lacking[0]
     return folder / arch
+
+
+def cells_of_every_option(folder: Path) -> tuple[Cell, ...]:
+    """The first CPU cell, sorted, that has an option, for every option; specs go to a folder."""
+    evidence = load("evidence")
+    evidence.write_further_specs(folder)
+    specs = api.load_specs(api.Folders(specs=(folder,)))
+    planned = {str(cell): cell for cell in evidence.cells(specs, "cpu")}
+    chosen = first_with_each_option(planned)
+    assert set(chosen) == set(evidence.option_words())
+    return tuple(planned[name] for name in sorted(set(chosen.values())))
 
 
 def load_bundle(name: str, folder: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ruff.__main__ import find_ruff_bin
 
 from .loading import LOAD
 
@@ -41,6 +42,56 @@ def copy(bundle: Path, target: Path) -> Path:
     return Path(
         shutil.copytree(bundle, target, ignore=shutil.ignore_patterns("lib", "__pycache__"))
     )
+
+
+USERS_RUFF = """
+[tool.ruff]
+line-length = 79
+force-exclude = {force}
+
+[tool.ruff.lint]
+select = ["ALL"]
+
+[tool.ruff.format]
+quote-style = "single"
+"""
+
+
+@pytest.mark.parametrize("force", ["true", "false"])
+def test_ruff_of_the_users_changes_nothing(bundle: Path, tmp_path: Path, force: str) -> None:
+    """Whatever its configuration, and however files are named: a folder, or one by one."""
+    folder = copy(bundle, tmp_path / "src" / "experts")
+    (tmp_path / "pyproject.toml").write_text(USERS_RUFF.format(force=force), "utf-8")
+    (tmp_path / "src" / "own.py").write_text('x = "a"\n', "utf-8")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    single = sorted(map(str, folder.rglob("*.py")))
+    ruff = find_ruff_bin()
+    for places in (["src/experts"], single):
+        for words in (["format"], ["check", "--fix", "--unsafe-fixes"]):
+            command = [ruff, *words, "--no-cache", *places]
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout
+    subprocess.run([ruff, "format", "--no-cache", "."], cwd=tmp_path, check=True)
+    assert (tmp_path / "src" / "own.py").read_text("utf-8") == "x = 'a'\n"
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_git_leaves_line_ends_as_they_are(bundle: Path, tmp_path: Path) -> None:
+    folder = copy(bundle, tmp_path / "experts")
+    git = ["git", "-c", "core.autocrlf=true", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "experts"], check=True, capture_output=True)
+    file = folder / "linear__bf16.py"
+    before = file.read_bytes()
+    file.unlink()
+    subprocess.run([*git, "checkout", "-q", "--", "experts/linear__bf16.py"], check=True)
+    assert file.read_bytes() == before and b"\r" not in before
+
+
+def test_the_license_comes_along(bundle: Path) -> None:
+    assert (bundle / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_works_from_any_folder_without_fusegen(bundle: Path, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_backward_and_global_hooks_run(bundle: str) -> None:
         lambda module, _: names.append(type(module).__name__)
     ):
         other(*inputs())
-    assert names == ["GroupedMLP", "Part", "Part"]
+    assert names == ["GroupedMLP", "_Fc1Part", "_Fc2Part"]
 
 
 def test_a_forward_that_was_replaced_runs(bundle: str) -> None:
@@ -309,7 +309,7 @@ def test_a_part_is_plain_to_whoever_looks(bundle: str, recipe: str) -> None:
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
         assert torch.equal(other(*inputs()), expected)
         assert {*other.state_dict()} == {*layer.state_dict()}
-    assert "(fc1): Part()" in repr(layer)
+    assert "(fc1): _Fc1Part()" in repr(layer)
 
 
 # Casts

@@ -52,11 +52,10 @@ PYTHON_WORDS = frozenset(("self", "super"))
 
 FILE_WORDS = _words(
     """
-    Callable Literal NamedTuple ProcessGroup Quantized Tensor WgradQueue False None True
-    backward_dw bool callable dequantize dict filter float getattr int isinstance len list map
-    math next nn
-    object property quantized reference refresh_weights repr set setattr slice staticmethod str
-    super torch tuple type zip
+    Callable Literal NamedTuple ProcessGroup Quantized Role TYPE_CHECKING Tensor WgradQueue
+    False None True backward_dw bool callable dequantize dict filter float getattr int
+    isinstance len list map math next nn object property quantized reference refresh_weights
+    repr set setattr slice staticmethod str super torch tuple type zip NoReturn
     """
 )
 """Words of a generated file beside which its function and its class stand."""

@@ -29,6 +29,7 @@ from .render import Renderer
 from .tests.cell import TestContext, test_context
 from .text.escape import cmake, markdown
 from .text.explain import explain
+from .text.readme import ExampleText, SignatureText, example_text, signature_texts
 
 _KINDS = {
     ".py": ArtifactKind.PYTHON,
@@ -79,6 +80,8 @@ class BundleContext:
     compiled: bool
     toolkit: str
     rows: tuple[CellRow, ...]
+    signatures: tuple[SignatureText, ...]
+    example: ExampleText
     kernel_rows: tuple[KernelRow, ...]
     sources: tuple[str, ...]
 
@@ -174,6 +177,8 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         compiled=arch.has_kernels,
         toolkit=markdown(arch.toolkit or ""),
         rows=tuple(_row(plan) for plan in plans),
+        signatures=signature_texts(plans),
+        example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
@@ -241,9 +246,8 @@ def _shared(
     for name in ("_library.py", "__init__.py"):
         yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
     yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
-    yield from _copies(
-        renderer, "bundle_tests", "tests/", owners, {*renderer.static("bundle_tests")}
-    )
+    for folder, target in (("bundle", ""), ("bundle_tests", "tests/")):
+        yield from _copies(renderer, folder, target, owners, {*renderer.static(folder)})
 
 
 def _cell(

@@ -7,7 +7,7 @@ process group in its schema; groups are attributes of modules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,11 +67,10 @@ def wait(pending: Pending) -> tuple[Tensor | None, ...]:
 
 def _group_name(cell: str, keyword: str, group: ProcessGroup | None) -> str:
     """What functional collectives know a group by."""
-    if group is None:
-        if not torch.distributed.is_initialized():
-            raise RuntimeError(
-                f"{cell}: {keyword}: expected a process group, got none; call "
-                f"torch.distributed.init_process_group() before the first step, or set {keyword}"
-            )
-        group = torch.distributed.group.WORLD
-    return group.group_name
+    if group is None and not torch.distributed.is_initialized():
+        raise RuntimeError(
+            f"{cell}: {keyword}: expected a process group, got none; call "
+            f"torch.distributed.init_process_group() before the first step, or set {keyword}"
+        )
+    ranks: Any = torch.distributed.group.WORLD if group is None else group
+    return ranks.group_name

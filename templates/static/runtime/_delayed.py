@@ -264,25 +264,30 @@ class WgradQueue(nn.Module):
         return self
 
 
+def mark(weight: Any) -> None:
+    """Say that a weight's gradient comes later; Megatron-LM looks for this name."""
+    weight.skip_backward_post_hook = True
+
+
 def shape_of(tensor: Tensor) -> Tensor:
     """A tensor of the same sizes and type without memory of its own."""
     return tensor.new_empty(()).expand(tensor.shape)
 
 
-def wants_slots(max_in_flight: int | None, max_tokens: int | None) -> bool:
-    """Whether a queue has slots; their sizes are given together or not at all.
+def slot_bounds(max_in_flight: int | None, max_tokens: int | None) -> tuple[int, int] | None:
+    """Both sizes of a queue with slots, None of one without; they are given together or not at all.
 
     Raises:
         ValueError: one is missing, or not positive.
     """
     if max_in_flight is None and max_tokens is None:
-        return False
+        return None
     if not (max_in_flight and max_tokens and max_in_flight > 0 and max_tokens > 0):
         raise ValueError(
             "max_in_flight and max_tokens: expected two positive numbers or neither, "
             f"got {max_in_flight} and {max_tokens}"
         )
-    return True
+    return max_in_flight, max_tokens
 
 
 def main_grad(cell: str, name: str, weight: nn.Parameter, dtype: torch.dtype) -> Tensor | None:
@@ -323,7 +328,7 @@ def accumulate(*gradients: tuple[Tensor, Tensor | None]) -> None:
         torch.autograd.backward(weights, values)
 
 
-def run_hooks(*weights: tuple[Tensor, bool]) -> None:
+def run_hooks(*weights: tuple[Any, bool]) -> None:
     """Run the hooks of weights that ask for it, as Megatron's do: main_grad is complete."""
     asking = [w for w, need in weights if need and hasattr(w, "grad_added_to_main_grad")]
     for weight in asking:
@@ -380,7 +385,7 @@ def _keep_in_slots(
             "the module with a larger max_tokens"
         )
     count = slots[0].shape[0]
-    torch._assert_async(
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
         counters[0] - counters[1] < count,
         f"all {count} slots for gradients of weights are pending; call backward_dw() before "
         "the next backward, or construct the module with a larger max_in_flight",
@@ -402,7 +407,7 @@ def _keep_in_slots(
 
 
 def _take_from_slots(slots: list[Tensor], counters: Tensor) -> list[Tensor]:
-    torch._assert_async(
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
         counters[0] > counters[1],
         "backward_dw: nothing is pending; call it once for each backward",
     )

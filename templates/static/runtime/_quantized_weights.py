@@ -160,8 +160,8 @@ class _Cast(torch.autograd.Function):
         ctx.dtype = inputs[0].dtype
 
     @staticmethod
-    def backward(ctx, dy):
-        return dy.to(ctx.dtype), None
+    def backward(ctx, *grads):
+        return grads[0].to(ctx.dtype), None
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -215,7 +215,7 @@ class QuantizedWeights(_parts.KeepsBuffers):
                 scale.view(quantized.DTYPES[q.scale_dtype]),
                 q,
                 tuple(self.get_parameter(weight.path).shape),
-                *amax,
+                amax[0] if amax else None,
                 layout=self.held.layout,
             )
         )
@@ -348,7 +348,7 @@ def _quantized(
 
 def _states_in(layer: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the recipe keeps, by path, in tensors like the layer's buffers of these names."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         found |= _parts.states_in(layer, name, tensor) or {name: tensor}
     return found
@@ -365,5 +365,5 @@ def _after_load(layer: QuantizedWeights, keys: Any) -> None:
         if old.device != device:
             holder, _, name = weight.path.rpartition(".")
             new = _parameter(old, device)
-            new.__dict__.update(old.__dict__)
+            vars(new).update(vars(old))
             setattr(layer.get_submodule(holder), name, new)

@@ -8,7 +8,7 @@ from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan
 from ...ir.step import Result
 from .conditions import Conditions, named_conditions
-from .directions import group_names
+from .directions import direction_texts, group_names
 from .main_grads import dummy, main_grad_texts
 from .words import TensorText, attribute_text
 
@@ -119,7 +119,11 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     backward = {argument.buffer for argument in plan.backward.arguments}
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     typed = plan.own_type_argument(plan.backward)
-    unpacks = bool(plan.wgrad) or (bool(main_grads) and typed != gradient(plan.outputs[0]))
+    unpacks = (
+        bool(plan.wgrad)
+        or (bool(main_grads) and typed != gradient(plan.outputs[0]))
+        or any(each.name == "backward" for each in direction_texts(plan))  # of so many arguments
+    )
     return AutogradText(
         name=f"_{plan.class_name}",
         twin="" if main_grads or plan.wgrad or plan.process_groups else f"_{plan.class_name}Twin",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...ir import dtypes
 from ...ir.buffers import Attribute
 from ...ir.dtypes import DType
 from ...ir.names import mark
@@ -18,9 +20,17 @@ from ...steps import definition
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
 from .directions import DirectionText, direction_texts, groups_of
+from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
 from .refresh import RefreshText, refresh_text
-from .states import RecordText, StateText, called_states, record_texts, state_texts
+from .states import (
+    RecordText,
+    StateText,
+    called_states,
+    declarations,
+    record_texts,
+    state_texts,
+)
 from .wgrad import WgradText, wgrad_text
 from .words import (
     AttributeText,
@@ -61,6 +71,21 @@ class ParameterText:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderText:
+    """A submodule that has parameters and state.
+
+    Attributes:
+        name: of the attribute.
+        class_name: of its class.
+        tensors: declarations of what it has, ``weight: nn.Parameter``.
+    """
+
+    name: str
+    class_name: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeywordText:
     """A size keyword of the constructor, and the dimension it gives."""
 
@@ -77,6 +102,14 @@ class DrawnText:
 
 
 @dataclass(frozen=True, slots=True)
+class WidenedText:
+    """An input that a module takes in narrower types, too, and the type that its op has it in."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -84,6 +117,7 @@ class CellContext:
         autograd: the class by which autograd calls the ops.
         inputs: what the module is called with.
         called_with: parameters of its forward.
+        widened: those of its inputs that a call may have in a narrower type.
         drawn: those of its inputs that it draws where they are not given.
         bounded: scalars that have a range.
         untouched: the input that it returns as it is outside training; empty where there is none.
@@ -102,6 +136,7 @@ class CellContext:
         called_groups: those of them that the function takes.
         main_grads: gradients that go to buffers of the caller's.
         first: the argument that gives device and dtype.
+        first_is_own_type: whether that dtype is one of the module's own.
         without_memory: names of arguments that stand for quantised copies.
         own_type: others of the module's own type, which autocast decides where it is on.
         programs: every op.
@@ -112,6 +147,7 @@ class CellContext:
         returns: return type of the function.
         take_outputs: ``y =`` or ``y, *_ =``, where the op also returns what it saves.
         base: class that the module's class derives from.
+        tensors: declarations of parameters and state that the class has itself.
         holders: submodules.
         parts: names of those whose tensors a call reads.
         called_parts: sources of these.
@@ -133,6 +169,7 @@ class CellContext:
     autograd: AutogradText
     inputs: tuple[TensorText, ...]
     called_with: tuple[str, ...]
+    widened: tuple[WidenedText, ...]
     drawn: tuple[DrawnText, ...]
     untouched: str
     arguments: tuple[TensorText, ...]
@@ -153,6 +190,7 @@ class CellContext:
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
     first: str
+    first_is_own_type: bool
     own_type: tuple[TensorText, ...]
     without_memory: tuple[str, ...]
     programs: tuple[ProgramText, ...]
@@ -165,7 +203,8 @@ class CellContext:
     take_outputs: str
     parameters: tuple[ParameterText, ...]
     base: str
-    holders: tuple[str, ...]
+    tensors: tuple[str, ...]
+    holders: tuple[HolderText, ...]
     parts: tuple[str, ...]
     called_parts: tuple[str, ...]
     uses_parts: bool
@@ -206,6 +245,25 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
     return tuple(texts)
 
 
+def _declared(
+    parameters: tuple[ParameterText, ...], states: tuple[StateText, ...]
+) -> dict[str, tuple[str, ...]]:
+    """What each holder has, declared for type checkers: `nn.Module` knows of attributes no type."""
+    found: dict[str, list[str]] = {}
+    for parameter in parameters:
+        kind = "nn.Parameter | None" if parameter.optional else "nn.Parameter"
+        found.setdefault(parameter.holder, []).append(f"{parameter.name}: {kind}")
+    for holder, line in declarations(states):
+        found.setdefault(holder, []).append(line)
+    return {holder: tuple(lines) for holder, lines in found.items()}
+
+
+def _class_of(holder: str) -> str:
+    """``_NormPart`` of ``norm``, another one for every name."""
+    words = re.sub("(^|_)([a-z])", lambda match: match[2].upper(), holder)
+    return f"_{words}Part"
+
+
 def _on_self(plan: ModulePlan, size: Expr) -> str:
     """A size in terms of the module's attributes."""
     words = {dim.symbol: Sym(f"self.{dim.keyword}") for dim in plan.dims}
@@ -221,15 +279,20 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     """
     by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
-    programs = tuple(program_text(plan, p) for each in plan.directions for p in each.programs)
+    flops = flops_texts(plan)
+    programs = tuple(
+        replace(program_text(plan, program), flops=flops.get(program.function))
+        for each in plan.directions
+        for program in each.programs
+    )
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
     called_groups = groups_of(plan.direction("forward"), plan.direction("backward"))
     lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
-    holders = [*(p.holder for p in parameters), *(state.holder for state in states)]
-    holders += [part.holder for state in states for part in state.parts]
+    tensors = _declared(parameters, states)
+    holders = tuple(HolderText(h, _class_of(h), own) for h, own in tensors.items() if h)
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -250,6 +313,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
             f"{name}: Tensor{' | None = None' if name in plan.drawn else ''}"
             for name in plan.inputs
         ),
+        widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
         arguments=tuple(by_name[name] for name in plan.arguments),
@@ -271,6 +335,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         take_outputs=", ".join((*plan.outputs, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
+        first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         own_type=tuple(
             by_name[name]
             for name in plan.arguments
@@ -286,11 +351,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         returns=return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
-        holders=tuple(dict.fromkeys(holder for holder in holders if holder)),
+        tensors=tensors.get("", ()),
+        holders=holders,
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
         uses_parts=bool(
-            any(holders) or any(state.parts for state in states) or base.startswith("_parts.")
+            holders or any(state.parts for state in states) or base.startswith("_parts.")
         ),
         keywords=keywords,
         lookups=lookups,
@@ -298,9 +364,23 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         representation=_representation(plan, keywords, has_bias),
         has_bias=has_bias,
         uses_math=uses_math(
-            (*(line for p in programs for line in p.fake_dims), *(p.init for p in parameters))
+            (
+                *(line for p in programs for line in p.fake_dims),
+                *(line for each in flops.values() for line in each.lines),
+                *(p.init for p in parameters),
+            )
         ),
         description=tuple(map(docstring, description)),
+    )
+
+
+def widened_texts(plan: ModulePlan) -> tuple[WidenedText, ...]:
+    """Sizes of groups, numbers of classes, and what is fp32 whatever the module's own type is."""
+    found = ((name, plan.buffer(name).dtype) for name in plan.inputs if name not in plan.drawn)
+    return tuple(
+        WidenedText(name, dtypes.info(dtype).torch)
+        for name, dtype in found
+        if dtype in (DType.INT64, DType.FLOAT32)
     )
 
 

@@ -10,7 +10,7 @@ from ...ir.names import plain
 from ...ir.plan import Conversion, Form, ModulePlan
 from ...ir.quantization import AmaxSource, QuantizationSpec, Rounding
 from ..text.escape import docstring
-from .states import RecordText, StateText, record_texts, state_texts
+from .states import RecordText, StateText, declarations, record_texts, state_texts
 from .words import ProgramText, program_text
 
 _FORMS = {Form.DENSE: "", Form.STACK: "stack", Form.GROUPED: "in groups"}
@@ -45,6 +45,7 @@ class QuantizeContext:
         formats: what each role and form is stored in, line by line.
         kept_scales, stochastic: roles that take a scale, or random numbers, from the caller.
         states: of the straight-through class.
+        tensors: declarations of these.
         records: statistics of each copy.
         record_tensors: those of the states that they lie in.
         keeps_state: whether it has others, which state dicts have, too.
@@ -73,6 +74,7 @@ class QuantizeContext:
     kept_scales: tuple[str, ...]
     stochastic: tuple[str, ...]
     states: tuple[StateText, ...]
+    tensors: tuple[str, ...]
     records: tuple[RecordText, ...]
     record_tensors: tuple[str, ...]
     keeps_state: bool
@@ -95,6 +97,7 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
     forward = program_text(plan, plan.forward)
     flags = plan.forward.flags
     arguments = tuple(argument.name for argument in forward.arguments)
+    states = state_texts(plan)
     return QuantizeContext(
         cell=plan.cell,
         summary=docstring(plan.summary),
@@ -111,7 +114,8 @@ def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> Quantize
         formats=tuple(_format_lines(plan)),
         kept_scales=tuple(_roles(plan, lambda s: s.scale.source is AmaxSource.HISTORY)),
         stochastic=tuple(_roles(plan, lambda s: s.rounding is Rounding.STOCHASTIC)),
-        states=state_texts(plan),
+        states=states,
+        tensors=tuple(line for _, line in declarations(states)),
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
         keeps_state=len(plan.states) > len(plan.records),

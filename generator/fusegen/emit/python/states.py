@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...ir import dtypes
@@ -97,6 +97,13 @@ _FILLS = {
 def state_texts(plan: ModulePlan) -> tuple[StateText, ...]:
     """Every buffer of the class that ops change."""
     return tuple(_state_text(plan, name) for name in plan.kept)
+
+
+def declarations(states: Iterable[StateText]) -> Iterator[tuple[str, str]]:
+    """Of every state, and of the parts of each: its holder, and how a class declares it."""
+    for state in states:
+        yield state.holder, f"{state.name}: Tensor"
+        yield from ((part.holder, f"{part.name}: Tensor") for part in state.parts)
 
 
 def _state_text(plan: ModulePlan, name: str) -> StateText:

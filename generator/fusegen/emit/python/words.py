@@ -94,6 +94,23 @@ class ResultText:
 
 
 @dataclass(frozen=True, slots=True)
+class FlopsText:
+    """How many operations the matrix multiplications of an op take.
+
+    PyTorch's counter counts no others, so a model reads the same with these ops as without.
+
+    Attributes:
+        parameters: those arguments of the op that the formula reads, with their types.
+        lines: that read sizes and name conditions.
+        terms: summands, one per GEMM.
+    """
+
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+    terms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramText:
     """One op, printed.
 
@@ -112,6 +129,7 @@ class ProgramText:
         first: the argument whose device and dtype results take, the first of the module's own type.
         fake_dims: ``K = ...`` lines that the fake needs.
         fake_conditions: ``keep_h = ...`` lines that it needs.
+        flops: of its matrix multiplications, where its module tells PyTorch of them.
     """
 
     direction: str
@@ -127,6 +145,7 @@ class ProgramText:
     first: str
     fake_dims: tuple[str, ...]
     fake_conditions: tuple[str, ...]
+    flops: FlopsText | None = None
 
 
 def _about(buffer: Buffer, plan: ModulePlan) -> str:

@@ -56,6 +56,7 @@ class CheckedProgram:
         type_checks: calls that need no sizes.
         check_dims: sizes that the other checks compare with.
         size_checks: those calls.
+        parameters: its tensors with their types; checkers take those of flags for tensors.
         absent: results that stay None where no flag asks for them.
         dims: sizes that the steps need.
         conditions: ``need_da = ...`` lines that they need.
@@ -70,6 +71,7 @@ class CheckedProgram:
     type_checks: tuple[str, ...]
     check_dims: tuple[str, ...]
     size_checks: tuple[str, ...]
+    parameters: tuple[str, ...]
     absent: tuple[str, ...]
     dims: tuple[str, ...]
     conditions: tuple[str, ...]
@@ -143,7 +145,8 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         exact=exact,
         uses_math=uses_math(dims),
         uses_torch=any("torch." in line for line in lines),
-        uses_steps=any("steps." in call for call in calls),
+        uses_steps=any("steps." in call for call in calls)
+        or any(p.absent or "steps." in "".join((*p.parameters, *p.states)) for p in programs),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
         modules=_modules(plan),
@@ -226,18 +229,17 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
     calls = (*(step.call for step in steps), returned)
     states = tuple(_states(plan, program, {*_words(*calls)}))
     words = {*_words(*calls, *states)}
+    text = program_text(plan, program)
     return CheckedProgram(
-        text=program_text(plan, program),
+        text=text,
         type_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is None),
         check_dims=bind_lines(program, used),
         size_checks=tuple(_check_line(plan, c) for c in program.checks if c.expr is not None),
-        absent=tuple(
-            r.buffer
-            for r in program.results
-            if r.when
-            and part_of(program, r.buffer) == r.buffer
-            and (program.name == "backward" or _runs_for(program, r))
+        parameters=tuple(
+            f"{each.name}: {'steps.IfAsked' if argument.when else each.annotation}"
+            for each, argument in zip(text.arguments, program.arguments, strict=True)
         ),
+        absent=_absent(program, steps),
         dims=bind_lines(program, words),
         conditions=conditions.lines,
         states=states,
@@ -246,6 +248,23 @@ def _checked(plan: ModulePlan, program: Program, merged: Program) -> CheckedProg
         returned=returned,
         returns=_reference_returns(program),
     )
+
+
+def _absent(program: Program, steps: tuple[StepText, ...]) -> tuple[str, ...]:
+    """What flags decide whether a step gives: results first, then what other steps read."""
+    results = [
+        each.buffer
+        for each in program.results
+        if each.when
+        and part_of(program, each.buffer) == each.buffer
+        and (program.name == "backward" or _runs_for(program, each))
+    ]
+    there = {argument.buffer for argument in program.arguments} | {*results}
+    for step in steps:
+        new = [name for name in step.targets if name not in there]
+        results += new if step.condition else []
+        there.update(new)
+    return tuple(results)
 
 
 def _words(*lines: str) -> Iterator[str]:
@@ -258,7 +277,7 @@ def _states(plan: ModulePlan, program: Program, used: set[str]) -> Iterator[str]
     for tensor in plan.joined_of(program):
         for name, source in state_sources(plan, tensor):
             if name in used:
-                missing = f"None if {tensor.buffer} is None else "
+                missing = f"steps.ABSENT if {tensor.buffer} is None else "
                 yield f"{name} = {missing if tensor.buffer in absent else ''}{source}"
 
 

@@ -17,6 +17,8 @@ from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand
 from ...steps import definition, is_gemm, observes, sums_rows
+from ..python.cell import WidenedText, widened_texts
+from ..python.flops import step_flops
 from ..python.main_grads import adds
 from ..python.states import called_states
 from ..python.words import op_name, pieces
@@ -63,6 +65,9 @@ class TestContext:
         call: what they call.
         layer: the class of the modules that they make.
         several: how many outputs there are; 0 for a single one.
+        flops: of the matrix multiplications of a training step.
+        widened: inputs that the module takes in narrower types, too.
+        first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
     """
 
@@ -72,6 +77,9 @@ class TestContext:
     call: str
     layer: str
     several: int
+    flops: int
+    widened: tuple[WidenedText, ...]
+    first_is_own_type: bool
     outputs_call: str
     function_name: str
     class_name: str
@@ -183,6 +191,9 @@ def test_context(plan: ModulePlan) -> TestContext:
         call="call" if plan.wgrad or several else f"module.{plan.module}",
         layer="Layer" if several else f"module.{plan.class_name}",
         several=several,
+        widened=widened_texts(plan),
+        first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
+        flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
         outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
@@ -291,7 +302,7 @@ def _of_the_caller(plan: ModulePlan, wgrad: Program) -> list[str]:
 
 def _delayed_arguments(plan: ModulePlan) -> str:
     """What the tests call ``backward_dw`` with, of all tensors by name."""
-    weights = [f'leaves.get("{leaf}", tensors["{leaf}"])' for leaf in plan.delayed]
+    weights = [f'{{**tensors, **leaves}}["{leaf}"]' for leaf in plan.delayed]
     buffers = [f'{name}=given["{name}"]' for _, name in plan.main_grads]
     return ", ".join((*weights, "wgrad_queue=queue", *buffers))
 
