@@ -21,7 +21,16 @@ import filelock
 
 from ..emit.fileset import FileSet
 from ..spec.files import named
-from .changes import REASONS, ChangeKind, Changes, Disk, obstructed, read_file
+from .changes import (
+    NO_EDITS,
+    REASONS,
+    ChangeKind,
+    Changes,
+    Disk,
+    Edit,
+    obstructed,
+    read_file,
+)
 from .lock import (
     LOCK_NAME,
     PENDING_NAME,
@@ -154,6 +163,7 @@ def publish(
     *,
     prune: bool = True,
     accept_format: bool = False,
+    edits: Mapping[str, Edit] = NO_EDITS,
     filesystem: Filesystem = DISK,
 ) -> Report:
     """Make `bundle` hold `files` and a lock that says so.
@@ -166,6 +176,7 @@ def publish(
         generator_version: recorded in the lock.
         prune: remove owned files that are no longer generated, instead of keeping them owned.
         accept_format: overwrite files that differ from the new output in layout only.
+        edits: what becomes of files that fusegen did not write, by path.
 
     Raises:
         RefusedError: some file is not ours to overwrite; nothing was written.
@@ -178,7 +189,7 @@ def publish(
     with _exclusive(bundle):
         rolled_forward = _recover(bundle, filesystem)
         disk = Disk(bundle)
-        changes = disk.compare(files, prune=prune)
+        changes = disk.compare(files, prune=prune, edits=edits)
         if accept_format:
             changes = changes.accepting_format()
         if changes.refused:
@@ -284,7 +295,7 @@ def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
     try:
         written = []
         for change in changes:
-            if change.after is not None and change.after != change.before:
+            if change.after is not None and change.writes:
                 written.append(_staged(bundle, change.path))
                 filesystem.write(written[-1], change.after)
         filesystem.fsync_all(written)
@@ -312,48 +323,43 @@ def _recover(bundle: Path, filesystem: Filesystem) -> bool:
 def _can_roll_forward(pending: Pending, bundle: Path) -> bool:
     """Whether each content still to be put in place is staged whole, and its place is free."""
     disk = Disk(bundle)
-    leaving = {path for path in _orphans(pending) if _awaits(path, pending, bundle)}
-    for path, record in pending.lock.files.items():
+    leaving = {path for path in _leaving(pending) if _awaits(path, pending, bundle)}
+    for path in _coming(pending):
         if disk.leads_out(path):
             return False
         if _awaits(path, pending, bundle):
             if not (bundle / path).is_file() and obstructed(path, bundle, leaving):
                 return False
             staged = read_file(_staged(bundle, path))
-            if staged is None or digest(staged) != record.sha256:
+            if staged is None or digest(staged) != pending.goal(path):
                 return False
-    return not any(disk.leads_out(path) for path in pending.old)
+    return not any(disk.leads_out(path) for path in _leaving(pending))
 
 
-def _orphans(pending: Pending) -> list[str]:
-    return sorted(set(pending.old) - set(pending.lock.files))
+def _leaving(pending: Pending) -> list[str]:
+    return [path for path in pending.paths if pending.goal(path) is None]
+
+
+def _coming(pending: Pending) -> list[str]:
+    return [path for path in pending.paths if pending.goal(path) is not None]
 
 
 def _awaits(path: str, pending: Pending, bundle: Path) -> bool:
-    """Whether a file still has an old content, or is still missing.
-
-    Any other content was put there by hand after the crash; it stays, and shows as an edit.
-    """
-    content = read_file(bundle / path)
-    if content is None:
-        return True
-    have = digest(content)
-    new = pending.lock.files[path].sha256 if path in pending.lock.files else None
-    return have != new and have in pending.old.get(path, ())
+    return pending.awaits(path, read_file(bundle / path))
 
 
 def _roll_forward(pending: Pending, bundle: Path, filesystem: Filesystem) -> None:
     """Bring every file to the pending state, then the lock; may be cut short and repeated.
 
-    Orphans go first: a new file may need a folder where one of them stands, or the reverse.
+    Files that go are first: a new file may need a folder where one of them stands, or the reverse.
     """
     touched = {bundle}
-    for path in _orphans(pending):
+    for path in _leaving(pending):
         if (bundle / path).is_file() and _awaits(path, pending, bundle):
             filesystem.unlink(bundle / path)
         # Also where the file is gone: a publish may have been cut short between the two.
         touched.add(_remove_empty(bundle, (bundle / path).parent, filesystem))
-    for path in pending.lock.files:
+    for path in _coming(pending):
         if _awaits(path, pending, bundle):
             target = bundle / path
             filesystem.mkdir(target.parent)
@@ -416,13 +422,24 @@ def _refusal(changes: Changes) -> str:
             f"{changes.bundle}: {len(refused)} {plural} not ours to change; nothing was written",
             *(f"  {change.path:<{width}}  {REASONS[change.kind]}" for change in refused),
             "Ways out:",
-            *(f"  - {way}" for way in _ways_out({change.kind for change in refused})),
+            *(
+                f"  - {way}"
+                for way in _ways_out(changes.bundle, {change.kind for change in refused})
+            ),
         )
     )
 
 
-def _ways_out(kinds: set[ChangeKind]) -> list[str]:
-    ways = [
+def _ways_out(bundle: Path, kinds: set[ChangeKind]) -> list[str]:
+    ways = []
+    if ChangeKind.EDITED in kinds:
+        ways.append(
+            "keep the change and take the new output besides: commit it to git, and run "
+            f"`fusegen upgrade {bundle} --on-edit merge`"
+        )
+    if ChangeKind.CONFLICT in kinds:
+        ways.append("resolve the conflicts, which stand between <<<<<<< and >>>>>>>, and commit")
+    ways += [
         "keep the change where it lasts: make it in the spec or template, delete or move away the "
         "files above, and run `fusegen generate` again",
         "take the new output: delete the files above, or restore them with git, and run "
