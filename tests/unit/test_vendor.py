@@ -494,6 +494,8 @@ def test_an_ejected_module_is_nobody_elses(new: Path) -> None:
     edit(new / CELL, "from __future__", "# mine\nfrom __future__")
     edit(new / "_cells.py", "import mmap", "import mmap  # mine")
     edit(new / "README.md", "## Test", "My own words.\n\n## Test")
+    for path in ("_transforms.py", "tests/test_silu__bf16.py"):
+        edit(new / path, "import torch\n", "import  torch  \n")  # layout alone
     before = contents(new)
     done = run("eject", DEST, "silu", "--json")
     home = new / "ejected" / "silu__bf16"
@@ -513,10 +515,14 @@ def test_an_ejected_module_is_nobody_elses(new: Path) -> None:
     assert opening.startswith("# ejected from fusegen ") and "this file is yours" in opening
     assert "# mine\nfrom __future__" in rest and "checksum" not in rest.split('"""')[0]
     assert (home / "_cells.py").read_bytes() == before["_cells.py"]
+    assert "import  torch  \n" in (home / "tests" / "test_silu__bf16.py").read_text()
     assert "# @generated" not in "".join(p.read_text() for p in home.rglob("*.py"))
     assert (home / "tests" / "test_silu__bf16.py").exists() and not (home / LOCK_NAME).exists()
     # The bundle has nothing of it but its name, and keeps its own edits.
-    assert "from .ejected.silu__bf16.silu__bf16 import (\n    SiLU,\n" in (new / CELL).read_text()
+    assert (
+        "from .ejected.silu__bf16.silu__bf16 import (\n    DIGEST,\n    SiLU,\n"
+        in (new / CELL).read_text()
+    )
     lock = read_lock(new)
     assert lock is not None and not [path for path in lock.files if "silu__" in path]
     assert states() == {"_cells.py": "edited", "README.md": "edited"}

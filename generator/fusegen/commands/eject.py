@@ -130,17 +130,19 @@ class _Ejection:
         )
         _require_current(whole)
         by_cell = {cell: part for cell, (_, part) in zip(cells, parts, strict=True)}
-        edits = _what_stays(report.changes, all_files) | dict(_own(job.bundle, by_cell, all_files))
+        edits = _what_stays(report.changes.accepting_format(), all_files) | dict(
+            _own(job.bundle, by_cell, all_files)
+        )
         if not files and "__init__.py" in all_files:
             init = _on_disk(job.bundle, "__init__.py", all_files["__init__.py"])
             edits["__init__.py"] = Edit(
                 read_file(job.bundle / "__init__.py"), _disowned(init, all_files["__init__.py"])
             )
-        changes = diff(files, job.bundle, edits=edits)
+        changes = diff(files, job.bundle, edits=edits).accepting_format()
         return cls(replace(report, changes=changes), files, edits, by_cell)
 
     def carry_out(self) -> Iterator[Ejected]:
-        done = write_bundle(self.report, self.files, accept_format=False, edits=self.edits)
+        done = write_bundle(self.report, self.files, edits=self.edits)
         for cell, files in self.parts.items():
             compiled = any(path.startswith("csrc/") for path in files)
             yield Ejected(done.bundle, cell, compiled, done)
@@ -170,7 +172,7 @@ def _what_stays(changes: Changes, whole: FileSet) -> dict[str, Edit]:
     pristine = {path: artifact.data for path, artifact in whole.items()}
     edits = {
         change.path: Edit(change.before, None)
-        for change in changes.of(ChangeKind.EDITED, ChangeKind.REFORMATTED)
+        for change in changes.of(ChangeKind.EDITED)
         if change.after is None
     }
     return {**decide(changes, OnEdit.MERGE, pristine).edits, **edits}
@@ -216,16 +218,20 @@ def _forwarding(cell: Cell, text: bytes) -> str:
         body = ast.parse(text).body
     except (SyntaxError, ValueError) as error:
         raise PublishError(f"{cell}.py: does not parse: {error}; mend it, then eject it") from None
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = sorted(
-        node.name for node in body if isinstance(node, kinds) and not node.name.startswith("_")
-    )
+    names = sorted(name for node in body for name in _defined(node) if not name.startswith("_"))
     imports = "".join(f"    {name},\n" for name in names)
     exports = "".join(f'    "{name}",\n' for name in names)
     return (
         f'"""{cell}, ejected from fusegen {__version__}: its files are yours, in {FOLDER}/."""\n\n'
         f"from .{FOLDER}.{cell}.{cell} import (\n{imports})\n\n__all__ = [\n{exports}]\n"
     )
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """Names that a statement of a module gives it, imports apart."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
 
 
 def _readme(cell: Cell, files: FileSet) -> str:

@@ -61,7 +61,7 @@ class ChangeKind(enum.Enum):
 
 REASONS: Mapping[ChangeKind, str] = {
     ChangeKind.EDITED: "changed by hand since fusegen wrote it",
-    ChangeKind.CONFLICT: "holds conflicts that an upgrade has left in it",
+    ChangeKind.CONFLICT: "holds conflicts that a merge has left in it",
     ChangeKind.REFORMATTED: "laid out anew since fusegen wrote it, with the same meaning",
     ChangeKind.UNKNOWN_EXISTS: "exists and was not written by fusegen",
     ChangeKind.OUTSIDE: "leads out of the bundle through a symbolic link",

@@ -8,11 +8,11 @@ from ..emit.polish import split_header
 from .git import GitError, merge_file
 
 _MINE = "yours"
-_CONFLICT = re.compile(rb"^<{7} " + _MINE.encode() + rb"\r?$", re.MULTILINE)
+_CONFLICT = re.compile(rb"^<{7} ", re.MULTILINE)
 
 
 def conflicted(content: bytes) -> bool:
-    """Whether a file holds a conflict that `merge` left in it."""
+    """Whether a file holds a conflict that a merge left in it, one of ours or of branches."""
     return _CONFLICT.search(content) is not None
 
 
