@@ -21,7 +21,7 @@ struct Epilogue {
 template <class Change>
 struct Epilogue<Change, true> {
   Change change;
-  CUtensorMap other;  // as the result's
+  CUtensorMap other = {};  // as the result's
 
   __device__ void prefetch() const { prefetch_descriptor(&other); }
 };
