@@ -81,7 +81,7 @@ def edited_lock(**changes: object) -> str:
     return json.dumps({**json.loads(dump_lock(sample())), **changes})
 
 
-RECORD = {"sha256": "0", "blob": "0", "owners": []}
+RECORD = {"sha256": "0", "blob": "0" * 40, "owners": []}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,10 @@ RECORD = {"sha256": "0", "blob": "0", "owners": []}
         (edited_lock(files={"/etc/passwd": RECORD}), "'/etc/passwd'"),
         (edited_lock(files={"a.py": {**RECORD, "sha256": 1}}), "a string as a.py: sha256, got int"),
         (edited_lock(files={"a.py": {**RECORD, "owners": "x"}}), "list of strings as a.py: owners"),
+        (
+            edited_lock(files={"a.py": {**RECORD, "blob": "../x"}}),
+            "40 hexadecimal digits as a.py: bl",
+        ),
         (edited_lock(files={"a.py": {**RECORD, "mode": 1}}), "unknown key 'mode' in a.py"),
         ('{"version": 1, "version": 1}', "holds 'version' twice"),
         pytest.param("[" * 100_000, "not a lock (nested too deep)", id="brackets"),

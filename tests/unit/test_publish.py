@@ -19,9 +19,11 @@ from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet
 from fusegen.publish import publish as publish_module
 from fusegen.publish.changes import (
     NO_EDITS,
+    PRISTINE_NAME,
     Change,
     ChangeKind,
     Changes,
+    Disk,
     Edit,
     diff,
     unified_diff,
@@ -31,6 +33,7 @@ from fusegen.publish.lock import (
     PENDING_NAME,
     LockError,
     dump_lock,
+    git_blob,
     lock_of,
     read_lock,
 )
@@ -388,7 +391,7 @@ def test_bundle_that_is_itself_a_link_is_fine(tmp_path: Path) -> None:
     assert_settled(tmp_path / "real", NEW)
 
 
-@pytest.mark.parametrize("name", [LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME])
+@pytest.mark.parametrize("name", [LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME, PRISTINE_NAME])
 def test_own_names_may_not_be_links(tmp_path: Path, name: str) -> None:
     outside, bundle = tmp_path / "outside", tmp_path / "bundle"
     outside.mkdir()
@@ -795,7 +798,9 @@ def edited(bundle: Path) -> Path:
 def assert_edits_settled(bundle: Path) -> None:
     """Files hold what was decided; the lock says what was generated, and nothing of the others."""
     decided = {path: after for path, (_, after) in EDITS.items() if after is not None}
-    assert contents(bundle) == {**NEW, **decided}
+    merged = ("changed.py", "same.py")
+    bases = {f"{PRISTINE_NAME}/{git_blob(NEW[path].encode())}": NEW[path] for path in merged}
+    assert contents(bundle) == {**NEW, **decided, **bases}
     expected = dump_lock(lock_of(file_set(NEW), SELECTION, VERSION))
     assert (bundle / LOCK_NAME).read_text() == expected
 
@@ -818,6 +823,19 @@ def test_what_is_decided_of_edited_files(tmp_path: Path) -> None:
         path: kind for path, kind in kinds(diff(file_set(NEW), tmp_path)).items() if path in EDITS
     }
     assert left == {"changed.py": "edited", "csrc/changed.cu": "unchanged", "same.py": "edited"}
+
+
+def test_what_a_merge_began_with_is_kept_while_it_differs(tmp_path: Path) -> None:
+    """Only the merge was ever on the disk, so no commit has what was rendered."""
+    put_edits(edited(tmp_path))
+    disk = Disk(tmp_path)
+    assert disk.pristine("changed.py") == NEW["changed.py"].encode()
+    assert disk.pristine("changed.py", b"another") == NEW["changed.py"].encode()
+    assert disk.pristine("gone.py") is None  # not owned
+    for path in ("changed.py", "same.py", "gone.py"):
+        (tmp_path / path).unlink()
+    put(LATER, tmp_path)
+    assert not (tmp_path / PRISTINE_NAME).exists()
 
 
 def test_a_decision_about_a_file_that_changed_since_is_void(tmp_path: Path) -> None:

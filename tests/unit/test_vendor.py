@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from fusegen import cli
 from fusegen.cli import ExitCode
 from fusegen.publish import paths
-from fusegen.publish.changes import STATES
+from fusegen.publish.changes import PRISTINE_NAME, STATES
 from fusegen.publish.lock import LOCK_NAME, PENDING_NAME, git_blob, read_lock
 from fusegen.publish.publish import STAGING_NAME
 
@@ -144,6 +144,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def lose_history() -> None:
+    """Make git forget what files were: the repository begins with what they are now."""
+    shutil.rmtree(".git")
+    git("init", "--quiet")
+    commit()
+
+
 # vendor
 
 
@@ -263,6 +270,23 @@ def test_an_edit_is_merged(old: Path) -> None:
     assert run("upgrade", DEST).exit_code == 0
 
 
+def test_a_second_merge_knows_what_the_first_one_wrote(old: Path, other_templates: Path) -> None:
+    """Of which only the merge was ever committed."""
+    edit(old / CELL, "from __future__", "# mine\nfrom __future__")
+    commit()
+    assert run("upgrade", DEST, "--on-edit", "merge").exit_code == 0
+    lose_history()
+    with version_of(other_templates):
+        assert run("upgrade", DEST, "--on-edit", "merge").exit_code == 0
+        assert states() == {CELL: "edited"}
+        commit()
+        (kept,) = (old / PRISTINE_NAME).iterdir()
+        assert LINE in kept.read_text() and "# mine" not in kept.read_text()
+        assert run("upgrade", DEST, "--on-edit", "take-new").exit_code == 0
+    assert states().keys() == {CELL, "_transforms.py", "tests/_gone.py"}
+    assert not (old / PRISTINE_NAME).exists()
+
+
 def test_a_conflict_stands_in_the_file_until_it_is_resolved(
     old: Path, other_templates: Path
 ) -> None:
@@ -361,13 +385,6 @@ def test_a_repository_is_needed_and_that_of_a_hook_is_not_meant(
     monkeypatch.setenv("PATH", str(tmp_path))
     done = run("upgrade", tmp_path / "moved")
     assert done.exit_code == ExitCode.REFUSED and "git is not installed" in done.stderr
-
-
-def lose_history() -> None:
-    """Make git forget what files were: the repository begins with what they are now."""
-    shutil.rmtree(".git")
-    git("init", "--quiet")
-    commit()
 
 
 def as_other_version(templates: Path, script: Path) -> str:

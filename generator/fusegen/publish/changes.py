@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import io
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -266,6 +267,14 @@ def _lines(data: bytes | None) -> list[str]:
     return list(io.StringIO(text, newline="\n"))
 
 
+PRISTINE_NAME = ".fusegen.pristine"
+"""Folder in a bundle with what fusegen wrote of files that hold a merge, named by git's blob ids.
+
+No commit has that otherwise: only the merge was ever on the disk. The names have no suffix, so that
+no formatter takes them for code.
+"""
+
+
 class Disk:
     """One look at a bundle: its locks, and which digests of a path are known to be ours.
 
@@ -373,16 +382,19 @@ class Disk:
         return ChangeKind.REFORMATTED if same else ChangeKind.EDITED
 
     def pristine(self, path: str, *candidates: bytes) -> bytes | None:
-        """What fusegen wrote there: one of the candidates, or what git keeps; None if lost."""
+        """What fusegen wrote there: a candidate, or what the bundle or git keeps; None if lost."""
         record = self.lock.files.get(path) if self.lock else None
         if record is None:
             return None
-        found = next((each for each in candidates if digest(each) == record.sha256), None)
-        if found is None:
-            kept = blob(self.bundle, record.blob)
-            # A filter of the repository may have stored another text than the disk held.
-            found = kept if kept is not None and digest(kept) == record.sha256 else None
-        return found
+        found = itertools.chain(candidates, self._kept(record.blob))
+        # A checkout, or a filter of the repository, may give another text than was published.
+        return next((each for each in found if digest(each) == record.sha256), None)
+
+    def _kept(self, name: str) -> Iterator[bytes]:
+        """What the bundle, then git, keeps under the id of a blob."""
+        for content in (read_file(self.bundle / PRISTINE_NAME / name), blob(self.bundle, name)):
+            if content is not None:
+                yield content
 
     def _foreign(self, path: str, edit: Edit) -> Change | None:
         """A path that is neither generated nor owned, where an edit puts something."""

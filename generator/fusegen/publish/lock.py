@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..spec.files import read
 LOCK_NAME = "fusegen.lock"
 PENDING_NAME = "fusegen.lock.next"
 LOCK_VERSION = 1
+
+_BLOB = re.compile(r"[0-9a-f]{40}")
 
 
 class LockError(Exception):
@@ -232,7 +235,7 @@ class _Reader:
         self._only(record, {"sha256", "blob", "owners"}, path)
         return FileRecord(
             sha256=self._string(record.get("sha256"), f"{path}: sha256"),
-            blob=self._string(record.get("blob"), f"{path}: blob"),
+            blob=self._blob(record.get("blob"), f"{path}: blob"),
             owners=self._strings(record.get("owners"), f"{path}: owners"),
         )
 
@@ -300,6 +303,12 @@ class _Reader:
         if not isinstance(value, str):
             raise self._error(f"expected a string as {where}, got {_kind(value)}")
         return value
+
+    def _blob(self, value: object, where: str) -> str:
+        blob = self._string(value, where)
+        if not _BLOB.fullmatch(blob):
+            raise self._error(f"expected 40 hexadecimal digits as {where}, got {blob!r}")
+        return blob
 
     def _strings(self, value: object, where: str) -> tuple[str, ...]:
         if not isinstance(value, list):

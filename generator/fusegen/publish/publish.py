@@ -23,6 +23,7 @@ from ..emit.fileset import FileSet
 from ..spec.files import named
 from .changes import (
     NO_EDITS,
+    PRISTINE_NAME,
     REASONS,
     ChangeKind,
     Changes,
@@ -39,6 +40,7 @@ from .lock import (
     digest,
     dump_lock,
     dump_pending,
+    git_blob,
     lock_of,
     read_pending,
 )
@@ -197,6 +199,7 @@ def publish(
         pending = disk.pending(changes, lock_of(files, selection, generator_version))
         if changes.drifted or disk.lock is None or not _same_lock(pending.lock, disk.lock):
             _stage(changes, bundle, filesystem)
+            _keep_pristine(changes, files, bundle, filesystem)
             _record(pending, bundle, filesystem)
             _roll_forward(pending, bundle, filesystem)
     return Report(changes, rolled_forward)
@@ -223,7 +226,7 @@ def _check_usable(bundle: Path) -> None:
     """Refuse a bundle that is no folder, or in which one of our own names leads elsewhere."""
     if os.path.lexists(bundle) and not bundle.is_dir():
         raise PublishError(f"{bundle}: expected a folder, got something else; move it away")
-    for name in (LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME):
+    for name in (LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME, PRISTINE_NAME):
         if (bundle / name).is_symlink():
             raise PublishError(
                 f"{bundle / name}: is a symbolic link, and writing through it could reach outside "
@@ -306,6 +309,33 @@ def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
         raise
 
 
+def _keep_pristine(changes: Changes, files: FileSet, bundle: Path, filesystem: Filesystem) -> None:
+    """Put aside what was rendered where a merge is written: the base of the next one."""
+    for change in changes.of(ChangeKind.MERGED):
+        text = files[change.path].text
+        name = f"{PRISTINE_NAME}/{git_blob(text.encode('utf-8'))}"
+        if not (bundle / name).exists():
+            filesystem.mkdir(bundle / PRISTINE_NAME)
+            _write_over(bundle, name, text, filesystem)
+
+
+def _drop_pristine(lock: Lock, bundle: Path, filesystem: Filesystem) -> None:
+    """Remove what was put aside of files that are pristine by now, or no longer owned."""
+    folder = bundle / PRISTINE_NAME
+    if not folder.is_dir():
+        return
+    needed = {
+        record.blob
+        for path, record in lock.files.items()
+        if (content := read_file(bundle / path)) is None or digest(content) != record.sha256
+    }
+    for path in sorted(folder.iterdir()):
+        if path.name not in needed and path.is_file():
+            filesystem.unlink(path)
+    if not any(folder.iterdir()):
+        filesystem.rmdir(folder)
+
+
 def _record(pending: Pending, bundle: Path, filesystem: Filesystem) -> None:
     """From here on the publish is decided: whoever comes next completes it."""
     _write_over(bundle, PENDING_NAME, dump_pending(pending), filesystem)
@@ -371,6 +401,7 @@ def _roll_forward(pending: Pending, bundle: Path, filesystem: Filesystem) -> Non
     # Written anew, not renamed from the pending lock: that one also holds the old digests, and the
     # committed lock must not depend on what was there before.
     _write_over(bundle, LOCK_NAME, dump_lock(pending.lock), filesystem)
+    _drop_pristine(pending.lock, bundle, filesystem)
     filesystem.unlink(bundle / PENDING_NAME)
     _remove_staging(bundle, filesystem)
 
