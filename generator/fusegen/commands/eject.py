@@ -130,14 +130,10 @@ class _Ejection:
         )
         _require_current(whole)
         by_cell = {cell: part for cell, (_, part) in zip(cells, parts, strict=True)}
-        edits = _what_stays(report.changes.accepting_format(), all_files) | dict(
-            _own(job.bundle, by_cell, all_files)
-        )
-        if not files and "__init__.py" in all_files:
-            init = _on_disk(job.bundle, "__init__.py", all_files["__init__.py"])
-            edits["__init__.py"] = Edit(
-                read_file(job.bundle / "__init__.py"), _disowned(init, all_files["__init__.py"])
-            )
+        edits = _what_stays(report.changes.accepting_format(), all_files)
+        edits |= dict(_own(job.bundle, by_cell, all_files))
+        if not files:
+            edits |= dict(_package(job.bundle, all_files))
         changes = diff(files, job.bundle, edits=edits).accepting_format()
         return cls(replace(report, changes=changes), files, edits, by_cell)
 
@@ -187,12 +183,18 @@ def _own(bundle: Path, parts: Mapping[Cell, FileSet], whole: FileSet) -> Iterato
         for path, artifact in files.items():
             same = path in whole and whole[path].data == artifact.data
             content = _on_disk(bundle, path, artifact) if same else artifact.data
-            yield f"{home}/{path}", Edit(None, _disowned(content, artifact))
-        readme = _readme(cell, files)
-        yield f"{home}/README.md", Edit(None, readme.encode())
+            yield f"{home}/{path}", Edit(None, _disowned(content))
+        yield f"{home}/README.md", Edit(None, _readme(cell, files).encode())
         module = f"{cell}.py"
         text = _on_disk(bundle, module, whole[module])
         yield module, Edit(read_file(bundle / module), _forwarding(cell, text).encode())
+
+
+def _package(bundle: Path, whole: FileSet) -> Iterator[tuple[str, Edit]]:
+    """What makes a package of a bundle that holds nothing any more but ejected modules."""
+    path = "__init__.py"
+    content = _disowned(_on_disk(bundle, path, whole[path]))
+    yield path, Edit(read_file(bundle / path), content)
 
 
 def _on_disk(bundle: Path, path: str, artifact: Artifact) -> bytes:
@@ -201,7 +203,7 @@ def _on_disk(bundle: Path, path: str, artifact: Artifact) -> bytes:
     return artifact.data if content is None else content
 
 
-def _disowned(content: bytes, artifact: Artifact) -> bytes:
+def _disowned(content: bytes) -> bytes:
     try:
         return disown(content.decode("utf-8"), __version__).encode("utf-8")
     except UnicodeDecodeError:
