@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusegen import cli
+from fusegen.build.sources import check_files, read_sources
 from fusegen.cli import ExitCode
+from fusegen.commands import build
 from fusegen.publish import paths
 from fusegen.publish.changes import PRISTINE_NAME, STATES
 from fusegen.publish.lock import LOCK_NAME, PENDING_NAME, git_blob, read_lock
@@ -561,9 +563,36 @@ def test_an_ejected_module_is_nobody_elses(new: Path) -> None:
 
 
 def test_the_last_module_of_a_bundle(new: Path) -> None:
-    assert run("eject", CPU, "silu__bf16").exit_code == 0
+    done = run("eject", CPU, "silu__bf16")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert sorted(p.name for p in CPU.iterdir()) == ["__init__.py", "ejected", CELL]
     assert "this file is yours" in (CPU / "__init__.py").read_text()
+
+
+@pytest.mark.slow
+def test_an_ejected_module_brings_its_kernels() -> None:
+    words = ("--arch", "sm_80", "--recipe", "bf16", "--namespace", "acme")
+    assert run("vendor", DEST, "--module", "silu", "--module", "swiglu", *words).exit_code == 0
+    bundle, home = DEST / "sm_80", DEST / "sm_80" / "ejected" / "silu__bf16"
+    launcher = (bundle / "csrc" / "silu__bf16.cpp").read_text()
+    done = run("eject", DEST, "silu", "--json")
+    assert json.loads(done.stdout)["ejected"][0]["compiled"] is True
+    for folder, own, other in ((bundle, "swiglu", "silu"), (home, "silu", "swiglu")):
+        sources = read_sources(folder / "csrc" / "sources.cmake")
+        check_files(folder / "csrc", sources)
+        assert list(sources.cells) == [f"{own}__bf16"] and sources.namespace == "acme_sm_80"
+        # The digest that a library of these sources states is the one that the Python looks for.
+        module = (folder / f"{own}__bf16.py").read_text()
+        assert f'DIGEST = "{sources.cells[f"{own}__bf16"].digest}"' in module
+        assert not list(folder.glob(f"csrc/**/*pointwise_{other}_*"))
+    after = (home / "csrc" / "silu__bf16.cpp").read_text()
+    assert after.startswith("// ejected from fusegen ")
+    assert after.partition("\n#include")[2] == launcher.partition("\n#include")[2]
+    assert build.with_kernels([DEST]) == (bundle,)
+    assert build.with_kernels([home, bundle]) == (home, bundle)
+    assert run("eject", DEST, "swiglu").stderr.endswith(
+        "fusegen build experts/sm_80/ejected/swiglu__bf16\n"
+    )
 
 
 def test_what_cannot_be_ejected(old: Path) -> None:

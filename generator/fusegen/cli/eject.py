@@ -31,6 +31,7 @@ def command(
     """
     # Late: help needs none of it.
     from .. import api
+    from ..commands.build import SOURCES
 
     done = api.eject(dest, module, api.Folders(specs, templates))
     if as_json:
@@ -38,5 +39,7 @@ def command(
         return
     for each in done:
         click.echo(f"{each.cell} is yours: {each.folder}")
-        if each.compiled:
-            say(f"build its kernels, and the bundle's: fusegen build {each.folder} {each.bundle}")
+    places = (path for each in done for path in (each.bundle, each.folder))
+    built = dict.fromkeys(str(path) for path in places if (path / SOURCES).exists())
+    if built:
+        say(f"to build the kernels, each by itself now: fusegen build {' '.join(built)}")

@@ -41,13 +41,11 @@ class Ejected:
         bundle: that it is no longer part of.
         cell: its name.
         compiled: whether it has kernels to build.
-        report: what was done to the bundle.
     """
 
     bundle: Path
     cell: Cell
     compiled: bool
-    report: BundleReport
 
     @property
     def folder(self) -> Path:
@@ -138,10 +136,9 @@ class _Ejection:
         return cls(replace(report, changes=changes), files, edits, by_cell)
 
     def carry_out(self) -> Iterator[Ejected]:
-        done = write_bundle(self.report, self.files, edits=self.edits)
+        write_bundle(self.report, self.files, edits=self.edits)
         for cell, files in self.parts.items():
-            compiled = any(path.startswith("csrc/") for path in files)
-            yield Ejected(done.bundle, cell, compiled, done)
+            yield Ejected(self.report.bundle, cell, _has_kernels(files))
 
 
 def _require_current(report: BundleReport) -> None:
@@ -236,16 +233,20 @@ def _defined(node: ast.stmt) -> list[str]:
     return [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
 
 
+def _has_kernels(files: FileSet) -> bool:
+    return any(path.startswith("csrc/") for path in files)
+
+
 def _readme(cell: Cell, files: FileSet) -> str:
     build = (
         "\nBuild its kernels: `fusegen build <this folder>`, or without fusegen\n"
         "`cmake -S csrc -B build -G Ninja && cmake --build build`.\n"
     )
-    compiled = any(path.startswith("csrc/") for path in files)
     return (
         f"# {cell}\n\n"
         f"Ejected from fusegen {__version__}: every file in this folder is yours, and fusegen"
         " neither\nchecks nor changes any.  It is a package of its own, with copies of all that it"
         f" imports and includes;\n`{cell}.py` in the bundle imports from here.\n"
-        f"{build if compiled else ''}\nTest it: `python -m pytest tests` in this folder.\n"
+        + (build if _has_kernels(files) else "")
+        + "\nTest it: `python -m pytest tests` in this folder.\n"
     )
