@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,9 +14,14 @@ import pytest
 import torch
 from ruff.__main__ import find_ruff_bin
 
+from fusegen import api
+from fusegen.publish import paths
+
 from .loading import LOAD
 
 ROOT = Path(__file__).parents[2]
+
+WHO = ("NAME", "EMAIL")
 
 USE = """
 import torch
@@ -123,6 +130,111 @@ def test_another_bundle_in_the_namespace_is_refused(bundle: Path, tmp_path: Path
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ImportError") and str(one) in last and str(two) in last
     assert "--namespace" in last
+
+
+def vendor(folder: Path, namespace: str, module: str, templates: Path | None = None) -> None:
+    """A copy for the CPU in bf16; of the version of fusegen that these templates are of."""
+    with pytest.MonkeyPatch.context() as patch:
+        if templates is not None:
+            patch.setattr(paths, "builtin_templates", lambda: templates)
+        request = api.Request(
+            folder, (), ("cpu",), (module,), ("bf16",), namespace=namespace, folders=api.BUILTIN
+        )
+        assert not api.vendor(request).refused
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two copies below packages of a project, of different namespaces and versions of fusegen.
+
+    One of them has a module that was ejected, and edited since.
+    """
+    root = tmp_path_factory.mktemp("project")
+    templates = root / "other_templates"
+    shutil.copytree(paths.builtin_templates(), templates)
+    for name in ("static/runtime/_cells.py", "static/reference/_steps.py", "module/cell.py.j2"):
+        text = (templates / name).read_text()
+        (templates / name).write_text(f"{text}\n\nWRITTEN_BY = 'another version'\n")
+    vendor(root / "mine" / "layers" / "experts", "mine", "mlp")
+    vendor(root / "mine" / "layers" / "experts", "mine", "silu")
+    vendor(root / "theirs" / "kernels", "theirs", "mlp", templates)
+    vendor(root / "theirs" / "kernels", "theirs", "silu", templates)
+    shutil.rmtree(templates)
+    (root / "mine" / "__init__.py").write_text("")
+    api.eject(root / "mine" / "layers" / "experts", "silu")
+    ejected = root / "mine/layers/experts/cpu/ejected/silu__bf16/reference/silu__bf16.py"
+    ejected.write_text(ejected.read_text() + "\n\nMINE = 1\n")
+    return root
+
+
+def test_two_copies_in_one_process(project: Path) -> None:
+    """Imported by name under different parents: a package, and a folder that is none."""
+    script = f"""
+import torch
+sys.path.insert(0, {str(project)!r})
+from mine.layers.experts.cpu.mlp__bf16 import MLP as Mine
+from theirs.kernels.cpu.mlp__bf16 import MLP as Theirs
+from mine.layers.experts.cpu.silu__bf16 import silu as mine_silu
+from theirs.kernels.cpu.silu__bf16 import WRITTEN_BY, silu as theirs_silu
+import mine.layers.experts.cpu as bundle
+assert "silu__bf16" in dir(bundle) and bundle.silu__bf16.silu is mine_silu
+assert bundle.ejected.silu__bf16.reference.silu__bf16.MINE == 1
+
+results = []
+for layer_class, silu in ((Mine, mine_silu), (Theirs, theirs_silu)):
+    torch.manual_seed(0)
+    layer = layer_class(16, 24)
+    x = torch.randn(8, 16).bfloat16().requires_grad_()
+    y = silu(layer(x))
+    y.sum().backward()
+    results.append((y, x.grad, *(p.grad for p in layer.parameters())))
+assert all(map(torch.equal, *results))
+ops = ("mlp__bf16_forward", "silu__bf16_forward")
+for op in ops:
+    assert getattr(torch.ops.mine_cpu, op) is not getattr(torch.ops.theirs_cpu, op)
+assert "silu__bf16" not in sys.modules
+"""
+    result = run(script)
+    assert result.returncode == 0, result.stderr
+
+
+def test_two_copies_in_one_run_of_pytest(project: Path) -> None:
+    """Tests of the same names, in pytest's default mode of imports."""
+    words = ["-v", "-p", "no:cacheprovider", "-k", "silu and (matches or module)"]
+    run_tests = [sys.executable, "-m", "pytest", *words, "mine", "theirs"]
+
+    def ended() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(run_tests, capture_output=True, text=True, cwd=project, check=False)
+
+    done = ended()
+    assert done.returncode == 0, done.stdout[-3000:]
+    for place in ("mine/layers/experts/cpu/ejected/silu__bf16", "theirs/kernels/cpu"):
+        assert f"\n{place}/tests/test_silu__bf16.py::test_module[cpu] PASSED" in done.stdout
+    for folder in ("mine/layers/experts", "theirs/kernels"):
+        (project / folder / "__init__.py").unlink()
+    assert "import file mismatch" in ended().stdout  # which is what they are packages for
+
+
+def test_the_page_for_users_can_be_followed(tmp_path: Path) -> None:
+    """Every block of a shell or of Python, in its order, in an empty folder."""
+    page = (ROOT / "docs" / "vendoring.md").read_text("utf-8")
+    fenced = re.findall(r"^```([^\n]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    runs = {"": "{}", "python": "python - <<'END'\n{}END\n"}
+    steps = [runs[language].format(text) for language, text in fenced if language in runs]
+    assert len(steps) > 5
+    python = shlex.quote(sys.executable)
+    head = f'set -ex\npython() {{ {python} "$@"; }}\nfusegen() {{ {python} -m fusegen "$@"; }}\n'
+    author = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in WHO}
+    done = subprocess.run(
+        ["bash", "-c", head + "".join(steps)],
+        cwd=tmp_path,
+        env={**os.environ, **author, "PYTHONPATH": str(paths.PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert (tmp_path / "third_party/experts/cpu/ejected/silu__bf16/silu__bf16.py").exists()
 
 
 def test_a_stale_library_is_refused(bundle: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet, RenderError
 from fusegen.publish.lock import (
     LOCK_NAME,
     PENDING_NAME,
+    Decided,
     FileRecord,
     Lock,
     LockError,
@@ -40,8 +42,10 @@ def test_lock_survives_the_round_trip(tmp_path: Path) -> None:
 
 def test_pending_lock_survives_the_round_trip(tmp_path: Path) -> None:
     pending = Pending(sample(), {"a.py": ("0" * 64,), "gone.py": ("1" * 64, "2" * 64)})
-    (tmp_path / PENDING_NAME).write_text(dump_pending(pending))
-    assert read_pending(tmp_path) == pending
+    decided = {"a.py": Decided("0" * 64, "1" * 64), "b.py": Decided(None, "2" * 64)}
+    for each in (pending, replace(pending, decided={**decided, "c.py": Decided("3" * 64, None)})):
+        (tmp_path / PENDING_NAME).write_text(dump_pending(each))
+        assert read_pending(tmp_path) == each
 
 
 def test_nothing_published_is_no_lock(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def edited_lock(**changes: object) -> str:
     return json.dumps({**json.loads(dump_lock(sample())), **changes})
 
 
-RECORD = {"sha256": "0", "blob": "0", "owners": []}
+RECORD = {"sha256": "0", "blob": "0" * 40, "owners": []}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,10 @@ RECORD = {"sha256": "0", "blob": "0", "owners": []}
         (edited_lock(files={"/etc/passwd": RECORD}), "'/etc/passwd'"),
         (edited_lock(files={"a.py": {**RECORD, "sha256": 1}}), "a string as a.py: sha256, got int"),
         (edited_lock(files={"a.py": {**RECORD, "owners": "x"}}), "list of strings as a.py: owners"),
+        (
+            edited_lock(files={"a.py": {**RECORD, "blob": "../x"}}),
+            "40 hexadecimal digits as a.py: bl",
+        ),
         (edited_lock(files={"a.py": {**RECORD, "mode": 1}}), "unknown key 'mode' in a.py"),
         ('{"version": 1, "version": 1}', "holds 'version' twice"),
         pytest.param("[" * 100_000, "not a lock (nested too deep)", id="brackets"),

@@ -17,12 +17,23 @@ import pytest
 
 from fusegen.emit.fileset import Artifact, ArtifactKind, FileSet
 from fusegen.publish import publish as publish_module
-from fusegen.publish.changes import Change, ChangeKind, Changes, diff, unified_diff
+from fusegen.publish.changes import (
+    NO_EDITS,
+    PRISTINE_NAME,
+    Change,
+    ChangeKind,
+    Changes,
+    Disk,
+    Edit,
+    diff,
+    unified_diff,
+)
 from fusegen.publish.lock import (
     LOCK_NAME,
     PENDING_NAME,
     LockError,
     dump_lock,
+    git_blob,
     lock_of,
     read_lock,
 )
@@ -91,6 +102,7 @@ def put(
     *,
     prune: bool = True,
     accept_format: bool = False,
+    edits: Mapping[str, Edit] = NO_EDITS,
     filesystem: Filesystem | None = None,
 ) -> Report:
     return publish(
@@ -100,6 +112,7 @@ def put(
         VERSION,
         prune=prune,
         accept_format=accept_format,
+        edits=edits,
         filesystem=filesystem or Quick(),
     )
 
@@ -280,6 +293,8 @@ def test_one_edit_refuses_everything_and_names_the_ways_out(tmp_path: Path) -> N
         "  created/here.py  exists and was not written by fusegen",
         "  gone.py          changed by hand since fusegen wrote it",
         "Ways out:",
+        "  - keep the change and take the new output besides: commit it to git, and run "
+        f"`fusegen upgrade {tmp_path} --on-edit merge`",
         "  - keep the change where it lasts: make it in the spec or template, delete or move away "
         "the files above, and run `fusegen generate` again",
         "  - take the new output: delete the files above, or restore them with git, and run "
@@ -376,7 +391,7 @@ def test_bundle_that_is_itself_a_link_is_fine(tmp_path: Path) -> None:
     assert_settled(tmp_path / "real", NEW)
 
 
-@pytest.mark.parametrize("name", [LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME])
+@pytest.mark.parametrize("name", [LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME, PRISTINE_NAME])
 def test_own_names_may_not_be_links(tmp_path: Path, name: str) -> None:
     outside, bundle = tmp_path / "outside", tmp_path / "bundle"
     outside.mkdir()
@@ -749,6 +764,130 @@ def test_control_c_at_any_step(tmp_path: Path) -> None:
         put(NEW, bundle)
         assert_settled(bundle, NEW)
     assert step > 20
+
+
+# Files that somebody has edited, and what is decided of them: before and after, None for no file.
+EDITS = {
+    "changed.py": ("x = 'mine'\n", "x = 'mine and new'\n"),
+    "csrc/changed.cu": ("int mine;\n", NEW["csrc/changed.cu"]),
+    "same.py": ("x = 'kept'\n", "x = 'kept'\n"),
+    "gone.py": ("x = 'released'\n", "x = 'released'\n"),
+    "only/deep/gone.py": ("x = 'to go'\n", None),
+    "placed/here.py": (None, "x = 'not owned'\n"),
+}
+EDITED = {path: before for path, (before, _) in EDITS.items() if before is not None}
+
+
+def bytes_of(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def put_edits(bundle: Path, filesystem: Filesystem | None = None) -> Report:
+    edits = {path: Edit(bytes_of(b), bytes_of(a)) for path, (b, a) in EDITS.items()}
+    return put(NEW, bundle, edits=edits, filesystem=filesystem)
+
+
+def edited(bundle: Path) -> Path:
+    """A bundle of the old version, with files that somebody has edited."""
+    put(OLD, bundle)
+    for path, text in EDITED.items():
+        (bundle / path).write_text(text)
+    return bundle
+
+
+def assert_edits_settled(bundle: Path) -> None:
+    """Files hold what was decided; the lock says what was generated, and nothing of the others."""
+    decided = {path: after for path, (_, after) in EDITS.items() if after is not None}
+    merged = ("changed.py", "same.py")
+    bases = {f"{PRISTINE_NAME}/{git_blob(NEW[path].encode())}": NEW[path] for path in merged}
+    assert contents(bundle) == {**NEW, **decided, **bases}
+    expected = dump_lock(lock_of(file_set(NEW), SELECTION, VERSION))
+    assert (bundle / LOCK_NAME).read_text() == expected
+
+
+def test_what_is_decided_of_edited_files(tmp_path: Path) -> None:
+    report = put_edits(edited(tmp_path))
+    assert_edits_settled(tmp_path)
+    for path, kind in (
+        ("changed.py", "merged"),
+        ("csrc/changed.cu", "update"),
+        ("same.py", "merged"),
+        ("gone.py", "released"),
+        ("only/deep/gone.py", "prune"),
+        ("placed/here.py", "released"),
+    ):
+        assert kinds(report.changes)[path] == kind
+    assert "2 edited by hand and kept so, 2 left to you" in report.summary()
+    # From here on the files that differ from the lock are edits, and the others nobody's.
+    left = {
+        path: kind for path, kind in kinds(diff(file_set(NEW), tmp_path)).items() if path in EDITS
+    }
+    assert left == {"changed.py": "edited", "csrc/changed.cu": "unchanged", "same.py": "edited"}
+
+
+def test_what_a_merge_began_with_is_kept_while_it_differs(tmp_path: Path) -> None:
+    """Only the merge was ever on the disk, so no commit has what was rendered."""
+    put_edits(edited(tmp_path))
+    disk = Disk(tmp_path)
+    assert disk.pristine("changed.py") == NEW["changed.py"].encode()
+    assert disk.pristine("changed.py", b"another") == NEW["changed.py"].encode()
+    assert disk.pristine("gone.py") is None  # not owned
+    for path in ("changed.py", "same.py", "gone.py"):
+        (tmp_path / path).unlink()
+    put(LATER, tmp_path)
+    assert not (tmp_path / PRISTINE_NAME).exists()
+
+
+def test_a_decision_about_a_file_that_changed_since_is_void(tmp_path: Path) -> None:
+    for path in EDITS:
+        bundle = edited(tmp_path / path.replace("/", "_"))
+        (bundle / path).parent.mkdir(exist_ok=True)
+        (bundle / path).write_text("x = 'changed once more'\n")
+        before = contents(bundle)
+        with pytest.raises(RefusedError) as caught:
+            put_edits(bundle)
+        assert [change.path for change in caught.value.changes.refused] == [path]
+        assert contents(bundle) == before
+
+
+def test_nothing_is_written_where_a_decision_leaves_all_as_it_is(tmp_path: Path) -> None:
+    put(OLD, tmp_path)
+    (tmp_path / "same.py").write_text("x = 'kept'\n")
+    counting = Counting()
+    kept = Edit(b"x = 'kept'\n", b"x = 'kept'\n")
+    put(OLD, tmp_path, edits={"same.py": kept}, filesystem=counting)
+    assert counting.steps == ["mkdir"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["staged", "staged contents lost"])
+def test_interrupted_at_any_step_edits_are_never_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """The next look completes the publish, or finds every file before or after it."""
+    monkeypatch.setattr("fusegen.publish.changes.blob", lambda *_: None)  # hundreds of processes
+    step, done, completed = 0, False, 0
+    while not done:
+        step += 1
+        bundle = edited(tmp_path / str(step))
+        try:
+            put_edits(bundle, Interrupted(step))
+            done = True
+        except KeyboardInterrupt:
+            if lost:
+                shutil.rmtree(bundle / STAGING_NAME, ignore_errors=True)
+        decided = (bundle / PENDING_NAME).exists()
+        if recover(bundle, filesystem=Quick()):
+            completed += 1
+            assert_edits_settled(bundle)
+            continue
+        assert lost or not decided
+        for path, (before, after) in EDITS.items():
+            have = (bundle / path).read_text() if (bundle / path).exists() else None
+            assert have in (before, after), f"{step}: {path}"
+            if have is not None and have == before != OLD.get(path):
+                # Whatever is generated next, nobody takes what is not generated for its own.
+                assert kinds(diff(file_set(NEW), bundle)).get(path) in ("edited", None)
+    assert step > 20 and completed > 0
 
 
 class Full(Quick):

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     "build",
     epilog=examples("fusegen build generated/sm_90a", "fusegen build generated/sm_90a --jobs 2"),
 )
-@click.argument("bundles", nargs=-1, required=True, type=FOLDER)
+@click.argument("folders", metavar="BUNDLES...", nargs=-1, required=True, type=FOLDER)
 @click.option("--jobs", type=click.IntRange(min=1), help="Units compiled at a time.")
 @json_flag
-def command(bundles: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
-    """Compile the kernels of BUNDLES; each gets lib/<namespace>.so."""
+def command(folders: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
+    """Compile the kernels of BUNDLES; each gets lib/<namespace>.so.
+
+    A folder of bundles stands for those of them that have kernels.
+    """
     # Late: help needs none of it.
     from ..commands import build
 
+    bundles = build.with_kernels(folders)
     tools = build.find_tools(bundles)
     say(f"building with {tools.describe()}")
     reports = []

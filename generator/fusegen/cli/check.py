@@ -31,6 +31,8 @@ def command(
 ) -> int:
     """Regenerate BUNDLES in memory and compare; exit 1 if they differ from the disk.
 
+    A folder of bundles stands for all in it.
+
     A library that was built from other sources than lie there is a difference, too.
 
     Without names, every bundle below --out is checked and, inside the checkout of fusegen, the

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..commands.report import BundleReport, Generated
-from ..publish.changes import ChangeKind, unified_diff
+from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
 from ..publish.remedies import regeneration
@@ -82,25 +82,19 @@ def show_drift(found: Generated, folders: Folders) -> None:
         "would change it unreviewed."
     )
     show_diff(found)
-    commands = [regeneration([report.bundle for report in drifted], folders.options)]
+    commands = []
+    if not found.refused:  # Which generating would refuse, too; the ways out are named below.
+        commands.append(regeneration([report.bundle for report in drifted], folders.options))
     if found.schemas and not drifted:
         commands.append("fusegen generate")
     commands += [f"fusegen build {report.bundle}" for report in stale]
-    click.echo("\n".join(("To fix it:", *filter(None, commands))))
+    if any(commands):
+        click.echo("\n".join(("To fix it:", *filter(None, commands))))
     show_refused(found)
 
 
 def _drift_lines(report: BundleReport) -> list[str]:
-    words = {
-        ChangeKind.CREATE: "missing",
-        ChangeKind.UPDATE: "changed",
-        ChangeKind.PRUNE: "extra",
-        ChangeKind.EDITED: "edited by hand",
-        ChangeKind.REFORMATTED: "reformatted",
-        ChangeKind.UNKNOWN_EXISTS: "in the way",
-        ChangeKind.OUTSIDE: "outside the bundle",
-    }
-    lines = [f"{words[c.kind]:<14}  {c.path}" for c in report.changes if c.kind in words]
+    lines = [f"{STATES[change.kind]:<14}  {change.path}" for change in report.differing]
     if report.changes.interrupted:
         lines.append("a publish was cut short here")
     lines += report.extensions

@@ -77,6 +77,7 @@ def _code_of(error: Exception) -> ExitCode:
     from ..commands.bench import BenchError
     from ..commands.scaffold import ExistsError
     from ..emit.fileset import RenderError
+    from ..publish.git import GitError
     from ..publish.lock import LockError
     from ..publish.publish import PublishError
     from ..spec.diagnostics import SpecError
@@ -88,6 +89,7 @@ def _code_of(error: Exception) -> ExitCode:
         (RenderError, ExitCode.SPEC),
         (PublishError, ExitCode.REFUSED),
         (LockError, ExitCode.REFUSED),
+        (GitError, ExitCode.REFUSED),
         (ExistsError, ExitCode.REFUSED),
         # A folder that may not be written to, a full disk: the system refuses.
         (OSError, ExitCode.REFUSED),

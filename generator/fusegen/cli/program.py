@@ -81,6 +81,6 @@ class Program(click.Group):
 def program() -> None:
     """Write specialised, fused PyTorch modules ahead of time.
 
-    Exit codes: 0 fine, 1 drift, 2 usage, 3 bad spec or template, 4 refused, 5 build failed,
-    123 internal error. FUSEGEN_TRACEBACK=1 shows the Python traceback of any error.
+    Exit codes: 0 fine, 1 drift or conflicts, 2 usage, 3 bad spec or template, 4 refused, 5 build
+    failed, 123 internal error. FUSEGEN_TRACEBACK=1 shows the Python traceback of any error.
     """

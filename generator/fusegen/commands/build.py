@@ -10,6 +10,22 @@ from ..build.library import build as build_bundle
 from ..build.progress import Progress
 from ..build.sources import read_sources
 from ..build.toolchain import Toolchain, find_toolchain
+from ..publish.selection import find_bundles
+
+SOURCES = Path("csrc", "sources.cmake")
+
+
+def with_kernels(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The bundles to build: a folder of bundles stands for those of them that have kernels.
+
+    A folder that is neither stands for itself: a module that was ejected has kernels and no lock.
+    """
+    found: dict[Path, None] = {}
+    for folder in folders:
+        below = () if (folder / SOURCES).exists() else find_bundles(folder)
+        compiled = [bundle for bundle in below if (bundle / SOURCES).exists()]
+        found |= dict.fromkeys(compiled or [folder])
+    return tuple(found)
 
 
 def find_tools(bundles: Sequence[Path]) -> Toolchain:
@@ -19,7 +35,7 @@ def find_tools(bundles: Sequence[Path]) -> Toolchain:
         BuildError: one of the bundles has nothing to build, or a tool is missing.
     """
     for bundle in bundles:
-        read_sources(bundle / "csrc" / "sources.cmake")
+        read_sources(bundle / SOURCES)
     return find_toolchain()
 
 

@@ -12,12 +12,12 @@ from ..publish import paths
 from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME
-from ..publish.selection import find_bundles
+from ..publish.selection import bundles_at, find_bundles
 from ..spec import schema as schemas
 from ..spec.usage import UsageError
 from .rendering import compare
 from .report import Generated
-from .request import DEFAULT_OUT, Request, job_for, selection_of
+from .request import DEFAULT_OUT, recorded_jobs
 
 
 def check(
@@ -32,7 +32,7 @@ def check(
     A library that was built is held against the sources that lie beside it.
 
     Args:
-        bundles: folders that hold a lock; by default all directly below `out` and, inside the
+        bundles: bundles, or folders of bundles; by default all directly below `out` and, inside the
             checkout of fusegen, the JSON Schemas of the specs.
         verify: check the rules of the IR after every pass.
 
@@ -45,14 +45,10 @@ def check(
     in_checkout = not bundles and paths.inside_checkout(Path.cwd())
     if in_checkout:
         stale = schemas.diff(paths.builtin_specs())
-    chosen = tuple(bundles) or find_bundles(out)
+    chosen = tuple(b for folder in bundles for b in bundles_at(folder)) or find_bundles(out)
     if not chosen and not in_checkout:
         raise UsageError(f"{out} holds no bundle to check; name the folders that hold {LOCK_NAME}")
-    jobs = [
-        job_for(Request(folders=folders), bundle, recorded, recorded)
-        for bundle in sorted(set(chosen))
-        for recorded in [selection_of(bundle)]
-    ]
+    jobs = recorded_jobs(chosen, folders)
     compared = compare(jobs, Inputs(), prune=True, accept_format=False, verify=verify)
     reports = (replace(report, stale=_stale_cells(report.bundle)) for report, _ in compared)
     return Generated(tuple(reports), stale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -10,6 +11,7 @@ from pathlib import Path
 from .. import __version__
 from ..emit.fileset import FileSet
 from ..publish import paths
+from ..publish.changes import NO_EDITS, Edit
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, read_lock
 from ..publish.publish import PublishError, generating, publish, recover
@@ -72,13 +74,7 @@ def _generate(
     rolled_forward = {b for b in inside if writing and recover(b)}
     inputs = Inputs()
     jobs = jobs_of(request, inputs)
-    for job in jobs:
-        if _leads_out(job.bundle):
-            raise PublishError(
-                f"{job.bundle}: a symbolic link leads from here out of {request.out}, where "
-                "nothing is to be written; put a folder in its place, or name the folder above the "
-                "one that it leads to with --out"
-            )
+    require_inside(request.out, [job.bundle for job in jobs])
     everything = not (request.targets or request.archs)
     stale: tuple[schemas.SchemaChange, ...] = ()
     if everything and paths.inside_checkout(Path.cwd()):
@@ -93,11 +89,31 @@ def _generate(
         schemas.write(paths.builtin_specs())
     return Generated(
         tuple(
-            _publish(report, files, prune, accept_format, report.bundle in rolled_forward)
+            write_bundle(
+                report,
+                files,
+                prune=prune,
+                accept_format=accept_format,
+                rolled_forward=report.bundle in rolled_forward,
+            )
             for report, files in reports
         ),
         stale,
     )
+
+
+def require_inside(out: Path, bundles: Iterable[Path]) -> None:
+    """Refuse to write to bundles of a folder that lie elsewhere; one that is named itself may.
+
+    Raises:
+        PublishError: naming the link.
+    """
+    for bundle in bundles:
+        if bundle != out and _leads_out(bundle):
+            raise PublishError(
+                f"{bundle}: a symbolic link leads from here out of {out}, where nothing is to be "
+                "written; put a folder in its place, or name what it leads to instead"
+            )
 
 
 def _leads_out(bundle: Path) -> bool:
@@ -111,9 +127,20 @@ def _nothing(request: Request) -> str:
     )
 
 
-def _publish(
-    report: BundleReport, files: FileSet, prune: bool, accept_format: bool, rolled_forward: bool
+def write_bundle(
+    report: BundleReport,
+    files: FileSet,
+    *,
+    prune: bool = True,
+    accept_format: bool = True,
+    edits: Mapping[str, Edit] = NO_EDITS,
+    rolled_forward: bool = False,
 ) -> BundleReport:
+    """Bring a bundle up to what was reported of it.
+
+    Raises:
+        PublishError: as `publish`.
+    """
     if not files and not report.bundle.is_dir():
         return report
     done = publish(
@@ -123,6 +150,7 @@ def _publish(
         __version__,
         prune=prune,
         accept_format=accept_format,
+        edits=edits,
     )
     if not files:
         _remove_empty_bundle(report.bundle)

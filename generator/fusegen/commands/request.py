@@ -208,6 +208,15 @@ def _recordedjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
             yield job_for(request, bundle, recorded, recorded)
 
 
+def recorded_jobs(bundles: Sequence[Path], folders: Folders) -> tuple[Job, ...]:
+    """The jobs that make bundles anew, each from the selection in its lock; sorted."""
+    return tuple(
+        job_for(Request(folders=folders), bundle, recorded, recorded)
+        for bundle in sorted(set(bundles))
+        for recorded in [selection_of(bundle)]
+    )
+
+
 def selection_of(bundle: Path) -> Selection:
     found = read_selection(bundle)
     if found is None:

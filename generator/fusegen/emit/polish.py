@@ -144,6 +144,20 @@ def split_header(text: str) -> tuple[Header | None, str]:
     return None, text
 
 
+def disown(text: str, version: str) -> str:
+    """A file whose header says that it is its owner's from now on; one without a header as it is.
+
+    Args:
+        version: of fusegen, which wrote it.
+    """
+    header, body = split_header(text)
+    if header is None:
+        return text
+    first, *sources, _ = text.removesuffix(body).splitlines(keepends=True)
+    notice = f"ejected from fusegen {version}: this file is yours, fusegen does not change it"
+    return "".join((first.replace(_NOTICE, notice), *sources, body))
+
+
 def same_but_for_format(path: str, left: str, right: str) -> bool:
     """Whether two versions of a file say the same, laid out differently; headers do not count.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import io
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,18 @@ from pathlib import Path, PurePosixPath
 from ..emit.fileset import Artifact, FileSet
 from ..emit.polish import same_but_for_format
 from ..spec.files import resolve
-from .lock import FileRecord, Lock, Pending, digest, lock_of, read_lock, read_pending
+from .git import blob
+from .lock import (
+    Decided,
+    FileRecord,
+    Lock,
+    Pending,
+    digest,
+    lock_of,
+    read_lock,
+    read_pending,
+)
+from .merge import conflicted
 
 
 class ChangeKind(enum.Enum):
@@ -29,8 +41,14 @@ class ChangeKind(enum.Enum):
     """No longer generated, but pruning is off: it stays, and stays owned."""
     EDITED = "edited"
     """Owned and changed by hand."""
+    CONFLICT = "conflict"
+    """Owned, and holds conflicts that a merge has left in it."""
     REFORMATTED = "reformatted"
     """Owned and changed by hand, in layout only."""
+    MERGED = "merged"
+    """Owned and changed by hand: it holds, or is to hold, that change besides the new output."""
+    RELEASED = "released"
+    """Not owned, or no longer: it belongs to whoever has the bundle."""
     UNKNOWN_EXISTS = "unknown_exists"
     """To be created, but something of unknown origin stands there."""
     OUTSIDE = "outside"
@@ -44,10 +62,24 @@ class ChangeKind(enum.Enum):
 
 REASONS: Mapping[ChangeKind, str] = {
     ChangeKind.EDITED: "changed by hand since fusegen wrote it",
+    ChangeKind.CONFLICT: "holds conflicts that a merge has left in it",
     ChangeKind.REFORMATTED: "laid out anew since fusegen wrote it, with the same meaning",
     ChangeKind.UNKNOWN_EXISTS: "exists and was not written by fusegen",
     ChangeKind.OUTSIDE: "leads out of the bundle through a symbolic link",
 }
+
+STATES: Mapping[ChangeKind, str] = {
+    ChangeKind.UNCHANGED: "pristine",
+    ChangeKind.EDITED: "edited",
+    ChangeKind.CONFLICT: "conflict",
+    ChangeKind.REFORMATTED: "reformatted",
+    ChangeKind.UPDATE: "stale",
+    ChangeKind.CREATE: "missing",
+    ChangeKind.PRUNE: "orphan",
+    ChangeKind.UNKNOWN_EXISTS: "in the way",
+    ChangeKind.OUTSIDE: "outside the bundle",
+}
+"""What a file is called before anything is done about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +91,43 @@ class Change:
         kind: what is to be done.
         before: bytes on disk, None where there is no readable file.
         after: bytes to publish, None where the path is no longer generated.
+        decided: whether an `Edit` says so.
     """
 
     path: str
     kind: ChangeKind
     before: bytes | None
     after: bytes | None
+    decided: bool = False
+
+    @property
+    def conflicted(self) -> bool:
+        """Whether it leaves conflicts in the file."""
+        return self.after is not None and conflicted(self.after)
+
+    @property
+    def writes(self) -> bool:
+        """Whether publishing this changes what the path holds."""
+        going = self.kind is ChangeKind.PRUNE
+        return going if self.after is None else self.after != self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What becomes of a file that fusegen did not write; None stands for no file.
+
+    It holds only as long as the file is what it was: otherwise publishing acts as without it.
+
+    Attributes:
+        before: what the file held when that was decided.
+        after: what it is to hold.
+    """
+
+    before: bytes | None
+    after: bytes | None
+
+
+NO_EDITS: Mapping[str, Edit] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +169,9 @@ class Changes:
         return replace(
             self,
             changes=tuple(
-                replace(change, kind=ChangeKind.UPDATE)
+                replace(
+                    change, kind=ChangeKind.PRUNE if change.after is None else ChangeKind.UPDATE
+                )
                 if change.kind is ChangeKind.REFORMATTED
                 else change
                 for change in self.changes
@@ -117,7 +182,10 @@ class Changes:
     def drifted(self) -> bool:
         """Whether disk and lock are anything but what publishing would leave."""
         still = (ChangeKind.UNCHANGED, ChangeKind.KEPT)
-        settled = all(change.kind in still for change in self.changes)
+        settled = all(
+            change.kind in still or (change.decided and not change.writes)
+            for change in self.changes
+        )
         return not settled or not self.lock_current or self.interrupted
 
     def summary(self) -> str:
@@ -147,20 +215,25 @@ _WORDS: Mapping[ChangeKind, str] = {
 }
 _RARE_WORDS: Mapping[ChangeKind, str] = {
     ChangeKind.KEPT: "no longer generated but kept",
+    ChangeKind.MERGED: "edited by hand and kept so",
+    ChangeKind.RELEASED: "left to you",
     ChangeKind.EDITED: "edited by hand",
+    ChangeKind.CONFLICT: "with conflicts",
     ChangeKind.REFORMATTED: "reformatted",
     ChangeKind.UNKNOWN_EXISTS: "in the way",
     ChangeKind.OUTSIDE: "outside the bundle",
 }
 
 
-def diff(files: FileSet, bundle: Path, *, prune: bool = True) -> Changes:
+def diff(
+    files: FileSet, bundle: Path, *, prune: bool = True, edits: Mapping[str, Edit] = NO_EDITS
+) -> Changes:
     """Say for each path what publishing `files` into `bundle` would do. Writes nothing.
 
     Raises:
         LockError: a lock of the bundle cannot be read.
     """
-    return Disk(bundle).compare(files, prune=prune)
+    return Disk(bundle).compare(files, prune=prune, edits=edits)
 
 
 def unified_diff(changes: Changes) -> str:
@@ -194,6 +267,14 @@ def _lines(data: bytes | None) -> list[str]:
     return list(io.StringIO(text, newline="\n"))
 
 
+PRISTINE_NAME = ".fusegen.pristine"
+"""Folder in a bundle with what fusegen wrote of files that hold a merge, named by git's blob ids.
+
+No commit has that otherwise: only the merge was ever on the disk. The names have no suffix, so that
+no formatter takes them for code.
+"""
+
+
 class Disk:
     """One look at a bundle: its locks, and which digests of a path are known to be ours.
 
@@ -209,11 +290,17 @@ class Disk:
         self._root = resolve(bundle)
         self._folders: dict[Path, bool] = {}
 
-    def compare(self, files: FileSet, *, prune: bool) -> Changes:
-        """One change per generated or owned path."""
+    def compare(
+        self, files: FileSet, *, prune: bool, edits: Mapping[str, Edit] = NO_EDITS
+    ) -> Changes:
+        """One change per generated, owned or decided path."""
         generated = {path: self._generated(path, files[path]) for path in files}
         orphans = {path: self._orphan(path, prune=prune) for path in self._owned() - set(files)}
         changes = {path: change for path, change in {**generated, **orphans}.items() if change}
+        for path, edit in edits.items():
+            found = changes.get(path) or self._foreign(path, edit)
+            if found:
+                changes[path] = _decided(found, edit, generated=path in files)
         _mark_obstructed(changes, self.bundle)
         expected = lock_of(files, {}, "").files
         kept = {path for path, change in changes.items() if change.kind is ChangeKind.KEPT}
@@ -234,11 +321,16 @@ class Disk:
         present = {
             change.path: tuple(sorted(self._known(change.path) | {digest(change.before)}))
             for change in changes
-            if change.before is not None and change.kind in _OVERWRITES
+            if change.before is not None and change.kind in _OVERWRITES and not change.decided
+        }
+        decided = {
+            change.path: Decided(_digest(change.before), _digest(change.after))
+            for change in changes
+            if change.decided
         }
         merged = dict(sorted({**kept, **target.files}.items()))
         old = {**{path: carried[path] for path in carried if path not in merged}, **present}
-        return Pending(Lock(target.generator, target.selection, merged), old)
+        return Pending(Lock(target.generator, target.selection, merged), old, decided)
 
     def _kept_record(self, change: Change) -> FileRecord:
         """The record of an orphan that stays; of its pristine state even where it was edited."""
@@ -277,8 +369,42 @@ class Disk:
             return ChangeKind.UPDATE
         if not known:
             return ChangeKind.UNKNOWN_EXISTS
-        same = _same_but_for_format(path, before, after)
+        return self._edited(path, before, after)
+
+    def _edited(self, path: str, before: bytes, *after: bytes) -> ChangeKind:
+        """How an owned file was changed by hand."""
+        if conflicted(before):
+            return ChangeKind.CONFLICT
+        if any(_same_but_for_format(path, before, each) for each in after):
+            return ChangeKind.REFORMATTED
+        pristine = self.pristine(path, *after)
+        same = pristine is not None and _same_but_for_format(path, before, pristine)
         return ChangeKind.REFORMATTED if same else ChangeKind.EDITED
+
+    def pristine(self, path: str, *candidates: bytes) -> bytes | None:
+        """What fusegen wrote there: a candidate, or what the bundle or git keeps; None if lost."""
+        record = self.lock.files.get(path) if self.lock else None
+        if record is None:
+            return None
+        found = itertools.chain(candidates, self._kept(record.blob))
+        # A checkout, or a filter of the repository, may give another text than was published.
+        return next((each for each in found if digest(each) == record.sha256), None)
+
+    def _kept(self, name: str) -> Iterator[bytes]:
+        """What the bundle, then git, keeps under the id of a blob."""
+        for content in (read_file(self.bundle / PRISTINE_NAME / name), blob(self.bundle, name)):
+            if content is not None:
+                yield content
+
+    def _foreign(self, path: str, edit: Edit) -> Change | None:
+        """A path that is neither generated nor owned, where an edit puts something."""
+        if self.leads_out(path):
+            return Change(path, ChangeKind.OUTSIDE, None, edit.after)
+        before = read_file(self.bundle / path)
+        if before is None and edit.before is not None:
+            return None
+        kind = ChangeKind.CREATE if before is None else ChangeKind.UNKNOWN_EXISTS
+        return Change(path, kind, before, edit.after)
 
     def _orphan(self, path: str, *, prune: bool) -> Change | None:
         """What becomes of an owned path that is no longer generated; None where it is gone."""
@@ -289,8 +415,9 @@ class Disk:
             return None
         if not prune:
             return Change(path, ChangeKind.KEPT, before, None)
-        pristine = digest(before) in self._known(path)
-        return Change(path, ChangeKind.PRUNE if pristine else ChangeKind.EDITED, before, None)
+        if digest(before) in self._known(path):
+            return Change(path, ChangeKind.PRUNE, before, None)
+        return Change(path, self._edited(path, before), before, None)
 
     def leads_out(self, path: str) -> bool:
         """Whether writing to this path would reach outside the bundle."""
@@ -310,10 +437,28 @@ _OVERWRITES = (
 )
 
 
+def _decided(found: Change, edit: Edit, *, generated: bool) -> Change:
+    """What an edit makes of a change: nothing where the file is no longer what it was."""
+    if found.kind is ChangeKind.OUTSIDE or found.before != edit.before:
+        return found
+    if edit.after is None:
+        kind = ChangeKind.PRUNE
+    elif not generated:
+        kind = ChangeKind.RELEASED
+    else:
+        kind = ChangeKind.UPDATE if edit.after == found.after else ChangeKind.MERGED
+    return Change(found.path, kind, edit.before, edit.after, decided=True)
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else digest(content)
+
+
 def _mark_obstructed(changes: dict[str, Change], bundle: Path) -> None:
     pruned = {path for path, change in changes.items() if change.kind is ChangeKind.PRUNE}
     for path, change in changes.items():
-        if change.kind is ChangeKind.CREATE and obstructed(path, bundle, pruned):
+        creates = change.before is None and change.kind in (ChangeKind.CREATE, ChangeKind.RELEASED)
+        if creates and obstructed(path, bundle, pruned):
             changes[path] = replace(change, kind=ChangeKind.UNKNOWN_EXISTS)
 
 

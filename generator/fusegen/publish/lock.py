@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..spec.files import read
 LOCK_NAME = "fusegen.lock"
 PENDING_NAME = "fusegen.lock.next"
 LOCK_VERSION = 1
+
+_BLOB = re.compile(r"[0-9a-f]{40}")
 
 
 class LockError(Exception):
@@ -57,16 +60,52 @@ class Lock:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """What becomes of a file that fusegen did not write, as digests; None where there is no file.
+
+    Attributes:
+        before: what it held when that was decided.
+        after: what it is to hold.
+    """
+
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """A publish under way: the lock it leads to, and the hashes a file may still have instead.
 
     Attributes:
         lock: the state to reach.
         old: per path, digests that the file had before; a path that is not in `lock` is to go.
+        decided: files that are to hold something else than `lock` says, or that it does not name.
     """
 
     lock: Lock
     old: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    decided: Mapping[str, Decided] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Everything that is to be written, is to go, or is to stay as it is; sorted."""
+        return tuple(sorted({*self.lock.files, *self.old, *self.decided}))
+
+    def goal(self, path: str) -> str | None:
+        """The digest that a file is to have, None where it is to go."""
+        if path in self.decided:
+            return self.decided[path].after
+        return self.lock.files[path].sha256 if path in self.lock.files else None
+
+    def awaits(self, path: str, content: bytes | None) -> bool:
+        """Whether a file that holds this still is to be brought to its goal.
+
+        Any other content was put there by hand after a crash; it stays, and shows as an edit.
+        """
+        have = None if content is None else digest(content)
+        if path in self.decided:
+            return have == self.decided[path].before and have != self.goal(path)
+        return have is None or (have != self.goal(path) and have in self.old.get(path, ()))
 
 
 def digest(data: bytes) -> str:
@@ -91,8 +130,16 @@ def dump_lock(lock: Lock) -> str:
 
 
 def dump_pending(pending: Pending) -> str:
-    """Like `dump_lock`, with the old digests behind it."""
-    return _dump(pending.lock, {"old": {path: list(old) for path, old in pending.old.items()}})
+    """Like `dump_lock`, with the old digests behind it, and the decided ones where there are."""
+    tables: dict[str, Mapping[str, object]] = {
+        "old": {path: list(old) for path, old in pending.old.items()}
+    }
+    if pending.decided:
+        tables["decided"] = {
+            path: {"before": each.before, "after": each.after}
+            for path, each in pending.decided.items()
+        }
+    return _dump(pending.lock, tables)
 
 
 def read_lock(bundle: Path) -> Lock | None:
@@ -165,11 +212,15 @@ class _Reader:
         return self._lock()
 
     def pending(self) -> Pending:
-        self._only(self._root, {"version", "generator", "selection", "files", "old"}, "the file")
+        known = {"version", "generator", "selection", "files", "old", "decided"}
+        self._only(self._root, known, "the file")
         old = self._mapping(self._root.get("old"), "old")
-        for path in old:
-            self._path(path)
-        return Pending(self._lock(), {path: self._strings(old[path], path) for path in old})
+        decided = self._mapping(self._root.get("decided", {}), "decided")
+        return Pending(
+            self._lock(),
+            {self._path(path): self._strings(old[path], path) for path in old},
+            {self._path(path): self._decided(path, decided[path]) for path in decided},
+        )
 
     def _lock(self) -> Lock:
         files = self._mapping(self._root.get("files"), "files")
@@ -184,9 +235,18 @@ class _Reader:
         self._only(record, {"sha256", "blob", "owners"}, path)
         return FileRecord(
             sha256=self._string(record.get("sha256"), f"{path}: sha256"),
-            blob=self._string(record.get("blob"), f"{path}: blob"),
+            blob=self._blob(record.get("blob"), f"{path}: blob"),
             owners=self._strings(record.get("owners"), f"{path}: owners"),
         )
+
+    def _decided(self, path: str, value: object) -> Decided:
+        facts = self._mapping(value, path)
+        self._only(facts, {"before", "after"}, path)
+        digests = {
+            name: None if facts.get(name) is None else self._string(facts[name], f"{path}: {name}")
+            for name in ("before", "after")
+        }
+        return Decided(**digests)
 
     def _parse(self) -> object:
         try:
@@ -243,6 +303,12 @@ class _Reader:
         if not isinstance(value, str):
             raise self._error(f"expected a string as {where}, got {_kind(value)}")
         return value
+
+    def _blob(self, value: object, where: str) -> str:
+        blob = self._string(value, where)
+        if not _BLOB.fullmatch(blob):
+            raise self._error(f"expected 40 hexadecimal digits as {where}, got {blob!r}")
+        return blob
 
     def _strings(self, value: object, where: str) -> tuple[str, ...]:
         if not isinstance(value, list):

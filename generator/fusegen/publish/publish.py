@@ -21,7 +21,17 @@ import filelock
 
 from ..emit.fileset import FileSet
 from ..spec.files import named
-from .changes import REASONS, ChangeKind, Changes, Disk, obstructed, read_file
+from .changes import (
+    NO_EDITS,
+    PRISTINE_NAME,
+    REASONS,
+    ChangeKind,
+    Changes,
+    Disk,
+    Edit,
+    obstructed,
+    read_file,
+)
 from .lock import (
     LOCK_NAME,
     PENDING_NAME,
@@ -30,6 +40,7 @@ from .lock import (
     digest,
     dump_lock,
     dump_pending,
+    git_blob,
     lock_of,
     read_pending,
 )
@@ -154,6 +165,7 @@ def publish(
     *,
     prune: bool = True,
     accept_format: bool = False,
+    edits: Mapping[str, Edit] = NO_EDITS,
     filesystem: Filesystem = DISK,
 ) -> Report:
     """Make `bundle` hold `files` and a lock that says so.
@@ -166,6 +178,7 @@ def publish(
         generator_version: recorded in the lock.
         prune: remove owned files that are no longer generated, instead of keeping them owned.
         accept_format: overwrite files that differ from the new output in layout only.
+        edits: what becomes of files that fusegen did not write, by path.
 
     Raises:
         RefusedError: some file is not ours to overwrite; nothing was written.
@@ -178,7 +191,7 @@ def publish(
     with _exclusive(bundle):
         rolled_forward = _recover(bundle, filesystem)
         disk = Disk(bundle)
-        changes = disk.compare(files, prune=prune)
+        changes = disk.compare(files, prune=prune, edits=edits)
         if accept_format:
             changes = changes.accepting_format()
         if changes.refused:
@@ -186,6 +199,7 @@ def publish(
         pending = disk.pending(changes, lock_of(files, selection, generator_version))
         if changes.drifted or disk.lock is None or not _same_lock(pending.lock, disk.lock):
             _stage(changes, bundle, filesystem)
+            _keep_pristine(changes, files, bundle, filesystem)
             _record(pending, bundle, filesystem)
             _roll_forward(pending, bundle, filesystem)
     return Report(changes, rolled_forward)
@@ -212,7 +226,7 @@ def _check_usable(bundle: Path) -> None:
     """Refuse a bundle that is no folder, or in which one of our own names leads elsewhere."""
     if os.path.lexists(bundle) and not bundle.is_dir():
         raise PublishError(f"{bundle}: expected a folder, got something else; move it away")
-    for name in (LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME):
+    for name in (LOCK_NAME, PENDING_NAME, STAGING_NAME, MUTEX_NAME, PRISTINE_NAME):
         if (bundle / name).is_symlink():
             raise PublishError(
                 f"{bundle / name}: is a symbolic link, and writing through it could reach outside "
@@ -284,7 +298,7 @@ def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
     try:
         written = []
         for change in changes:
-            if change.after is not None and change.after != change.before:
+            if change.after is not None and change.writes:
                 written.append(_staged(bundle, change.path))
                 filesystem.write(written[-1], change.after)
         filesystem.fsync_all(written)
@@ -293,6 +307,33 @@ def _stage(changes: Changes, bundle: Path, filesystem: Filesystem) -> None:
         # A full disk or Ctrl-C: nothing was promised yet, so leave nothing behind.
         _remove_staging(bundle, filesystem)
         raise
+
+
+def _keep_pristine(changes: Changes, files: FileSet, bundle: Path, filesystem: Filesystem) -> None:
+    """Put aside what was rendered where a merge is written: the base of the next one."""
+    for change in changes.of(ChangeKind.MERGED):
+        text = files[change.path].text
+        name = f"{PRISTINE_NAME}/{git_blob(text.encode('utf-8'))}"
+        if not (bundle / name).exists():
+            filesystem.mkdir(bundle / PRISTINE_NAME)
+            _write_over(bundle, name, text, filesystem)
+
+
+def _drop_pristine(lock: Lock, bundle: Path, filesystem: Filesystem) -> None:
+    """Remove what was put aside of files that are pristine by now, or no longer owned."""
+    folder = bundle / PRISTINE_NAME
+    if not folder.is_dir():
+        return
+    needed = {
+        record.blob
+        for path, record in lock.files.items()
+        if (content := read_file(bundle / path)) is None or digest(content) != record.sha256
+    }
+    for path in sorted(folder.iterdir()):
+        if path.name not in needed and path.is_file():
+            filesystem.unlink(path)
+    if not any(folder.iterdir()):
+        filesystem.rmdir(folder)
 
 
 def _record(pending: Pending, bundle: Path, filesystem: Filesystem) -> None:
@@ -312,48 +353,43 @@ def _recover(bundle: Path, filesystem: Filesystem) -> bool:
 def _can_roll_forward(pending: Pending, bundle: Path) -> bool:
     """Whether each content still to be put in place is staged whole, and its place is free."""
     disk = Disk(bundle)
-    leaving = {path for path in _orphans(pending) if _awaits(path, pending, bundle)}
-    for path, record in pending.lock.files.items():
+    leaving = {path for path in _leaving(pending) if _awaits(path, pending, bundle)}
+    for path in _coming(pending):
         if disk.leads_out(path):
             return False
         if _awaits(path, pending, bundle):
             if not (bundle / path).is_file() and obstructed(path, bundle, leaving):
                 return False
             staged = read_file(_staged(bundle, path))
-            if staged is None or digest(staged) != record.sha256:
+            if staged is None or digest(staged) != pending.goal(path):
                 return False
-    return not any(disk.leads_out(path) for path in pending.old)
+    return not any(disk.leads_out(path) for path in _leaving(pending))
 
 
-def _orphans(pending: Pending) -> list[str]:
-    return sorted(set(pending.old) - set(pending.lock.files))
+def _leaving(pending: Pending) -> list[str]:
+    return [path for path in pending.paths if pending.goal(path) is None]
+
+
+def _coming(pending: Pending) -> list[str]:
+    return [path for path in pending.paths if pending.goal(path) is not None]
 
 
 def _awaits(path: str, pending: Pending, bundle: Path) -> bool:
-    """Whether a file still has an old content, or is still missing.
-
-    Any other content was put there by hand after the crash; it stays, and shows as an edit.
-    """
-    content = read_file(bundle / path)
-    if content is None:
-        return True
-    have = digest(content)
-    new = pending.lock.files[path].sha256 if path in pending.lock.files else None
-    return have != new and have in pending.old.get(path, ())
+    return pending.awaits(path, read_file(bundle / path))
 
 
 def _roll_forward(pending: Pending, bundle: Path, filesystem: Filesystem) -> None:
     """Bring every file to the pending state, then the lock; may be cut short and repeated.
 
-    Orphans go first: a new file may need a folder where one of them stands, or the reverse.
+    Files that go are first: a new file may need a folder where one of them stands, or the reverse.
     """
     touched = {bundle}
-    for path in _orphans(pending):
+    for path in _leaving(pending):
         if (bundle / path).is_file() and _awaits(path, pending, bundle):
             filesystem.unlink(bundle / path)
         # Also where the file is gone: a publish may have been cut short between the two.
         touched.add(_remove_empty(bundle, (bundle / path).parent, filesystem))
-    for path in pending.lock.files:
+    for path in _coming(pending):
         if _awaits(path, pending, bundle):
             target = bundle / path
             filesystem.mkdir(target.parent)
@@ -365,6 +401,7 @@ def _roll_forward(pending: Pending, bundle: Path, filesystem: Filesystem) -> Non
     # Written anew, not renamed from the pending lock: that one also holds the old digests, and the
     # committed lock must not depend on what was there before.
     _write_over(bundle, LOCK_NAME, dump_lock(pending.lock), filesystem)
+    _drop_pristine(pending.lock, bundle, filesystem)
     filesystem.unlink(bundle / PENDING_NAME)
     _remove_staging(bundle, filesystem)
 
@@ -416,13 +453,24 @@ def _refusal(changes: Changes) -> str:
             f"{changes.bundle}: {len(refused)} {plural} not ours to change; nothing was written",
             *(f"  {change.path:<{width}}  {REASONS[change.kind]}" for change in refused),
             "Ways out:",
-            *(f"  - {way}" for way in _ways_out({change.kind for change in refused})),
+            *(
+                f"  - {way}"
+                for way in _ways_out(changes.bundle, {change.kind for change in refused})
+            ),
         )
     )
 
 
-def _ways_out(kinds: set[ChangeKind]) -> list[str]:
-    ways = [
+def _ways_out(bundle: Path, kinds: set[ChangeKind]) -> list[str]:
+    ways = []
+    if ChangeKind.EDITED in kinds:
+        ways.append(
+            "keep the change and take the new output besides: commit it to git, and run "
+            f"`fusegen upgrade {bundle} --on-edit merge`"
+        )
+    if ChangeKind.CONFLICT in kinds:
+        ways.append("resolve the conflicts, which stand between <<<<<<< and >>>>>>>, and commit")
+    ways += [
         "keep the change where it lasts: make it in the spec or template, delete or move away the "
         "files above, and run `fusegen generate` again",
         "take the new output: delete the files above, or restore them with git, and run "

@@ -164,6 +164,25 @@ def find_bundles(out: Path) -> tuple[Path, ...]:
     return tuple(sorted({path.parent for name in names for path in out.glob(f"*/{name}")}))
 
 
+def bundles_at(folder: Path) -> tuple[Path, ...]:
+    """The bundle that a folder is, or those directly below it.
+
+    Raises:
+        UsageError: it is none, and has none.
+    """
+    found = (folder,) if _is_bundle(folder) else find_bundles(folder)
+    if not found:
+        raise UsageError(
+            f"{folder}: is not a bundle, and no folder of bundles either: there is no {LOCK_NAME}, "
+            "neither in it nor in a folder of it"
+        )
+    return found
+
+
+def _is_bundle(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (LOCK_NAME, PENDING_NAME))
+
+
 def check_prefix(prefix: str) -> str:
     """A namespace prefix that Python, C++ and the dispatcher accept.
 
