@@ -25,6 +25,7 @@ from ..publish.inputs import derivations
 from ..spec.cells import product, target_cells, targets_or_names, with_options, without_fusions
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
+from ..spec.offers import not_offered
 from ..spec.usage import UsageError, known, spec_named
 
 
@@ -203,9 +204,13 @@ def draft_after(
     if reason:
         raise UsageError(f"{cell} on {arch} cannot be made up to the pass {after!r}: {reason}")
     words = next(each.options for each in PASSES if each.name == after)
-    raise UsageError(
-        f"the pass {after!r} does not run for {cell}: choose it with --option {' or '.join(words)}"
+    offered = [word for word in words if not not_offered(word, specs.modules[module], specs.ops)]
+    remedy = (
+        f"choose it with --option {' or '.join(offered)}"
+        if offered
+        else f"no option of {module!r} chooses it"
     )
+    raise UsageError(f"the pass {after!r} does not run for {cell}: {remedy}")
 
 
 def _cell(specs: SpecSet, module: str, recipe: str, options: Sequence[str]) -> Cell:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from .diagnostics import did_you_mean
 from .kinds import SpecKind
 from .load import SpecSet
+from .serving import arch_meant
 
 
 class UsageError(Exception):
@@ -25,12 +26,15 @@ def known(what: str, word: str, choices: Iterable[str]) -> str:
     return word
 
 
-def spec_named(specs: SpecSet, kind: SpecKind, word: str) -> str:
-    """`word`, if it names a spec of a kind.
+def spec_named(specs: SpecSet, kind: SpecKind, word: str, further: Iterable[str] = ()) -> str:
+    """`word`, if it names a spec of a kind, or is one of a few further words.
 
     Raises:
-        UsageError: it does not; with the closest choice.
+        UsageError: it does not; with the closest choice, and for a GPU its architecture.
         SpecError: that spec is wrong.
     """
     specs.require(kind, word)
-    return known(kind.key, word, specs.of(kind))
+    names = [*specs.of(kind), *further]
+    if kind is SpecKind.ARCHS and word not in names:
+        raise UsageError(f"unknown arch {word!r}{arch_meant(word, specs, names)}")
+    return known(kind.key, word, names)
