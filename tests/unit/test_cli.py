@@ -293,13 +293,15 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_list() -> None:
-    names = [entry["name"] for entry in json.loads(run("list", "modules", "--json").stdout)]
+    modules = json.loads(run("list", "modules", "--json").stdout)["modules"]
+    names = [entry["name"] for entry in modules]
     assert names == sorted(names) and "grouped_mlp" in names
     everything = json.loads(run("list", "--json").stdout)
+    assert (everything.pop("version"), everything.pop("fusegen")) == (1, __version__)
     assert tuple(everything) == KINDS == tuple(kind.folder for kind in generation_kinds())
     for entries in everything.values():
         assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
-    options = json.loads(run("list", "options", "--json").stdout)
+    options = json.loads(run("list", "options", "--json").stdout)["options"]
     assert [each["name"] for each in options][-1] == "debug"
     assert options[-1]["choices"].keys() == {"no_statistics", "debug"}
     shown = run("list", "options").stdout

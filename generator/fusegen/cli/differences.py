@@ -20,7 +20,7 @@ _UNDER_CELLS = len("cells: ")
 
 def generated_json(done: Generated, *, with_diff: bool) -> dict[str, object]:
     """The answer of `--json`."""
-    data: dict[str, object] = {"version": 1, "drifted": done.drifted, **done.to_json()}
+    data: dict[str, object] = {"drifted": done.drifted, **done.to_json()}
     return data | {"diff": _diff_text(done)} if with_diff else data
 
 

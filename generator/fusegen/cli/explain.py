@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from . import completion
 from .options import examples, folders, json_flag, no_fusion, verify_flag
 from .output import answer
 
@@ -16,11 +17,22 @@ from .output import answer
         "fusegen explain grouped_mlp bf16 sm_90a", "fusegen explain linear bf16 cpu --json"
     ),
 )
-@click.argument("module")
-@click.argument("recipe")
-@click.argument("arch")
-@click.option("--option", "options", multiple=True, help="Choice of the module. Repeatable.")
-@click.option("--after", metavar="PASS", help="Print the draft as it is after this pass.")
+@click.argument("module", shell_complete=completion.module)
+@click.argument("recipe", shell_complete=completion.recipe)
+@click.argument("arch", shell_complete=completion.arch)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    shell_complete=completion.option,
+    help="Choice of the module. Repeatable.",
+)
+@click.option(
+    "--after",
+    metavar="PASS",
+    shell_complete=completion.pass_,
+    help="Print the draft as it is after this pass.",
+)
 @verify_flag
 @no_fusion
 @folders
@@ -48,12 +60,12 @@ def command(
             after, module, recipe, arch, folders, options, no_fusions, verify=verify
         )
         if as_json:
-            answer({"version": 1, "after": after, "text": draft.splitlines()})
+            answer({"after": after, "text": draft.splitlines()})
         else:
             click.echo(draft, nl=False)
         return
     found = plans.explain(module, recipe, arch, folders, options, no_fusions, verify=verify)
     if as_json:
-        answer({"version": 1, **found.to_json()})
+        answer({**found.to_json()})
     else:
         click.echo("\n".join(found.lines))

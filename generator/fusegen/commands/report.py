@@ -84,6 +84,7 @@ class BundleReport:
             "drifted": self.drifted,
             "selection_changed": self.selection_changed,
             "interrupted": self.changes.interrupted,
+            "refused": bool(self.changes.refused),
             "written": self.written,
             "cells_written": list(self.cells_written),
             "stale": dict(self.stale),
