@@ -136,6 +136,12 @@ def _families(_: click.Context) -> Mapping[str, str]:
     return {each.name: "" for each in FAMILIES}
 
 
+def _gpus(_: click.Context) -> Mapping[str, str]:
+    from ..families.gpus import GPUS
+
+    return {gpu.name: f"{gpu.bandwidth / 1e9:.0f} GB/s" for gpu in GPUS}
+
+
 target, module, recipe = (specs_of(kind) for kind in ("targets", "modules", "recipes"))
 arch = specs_of("archs", NATIVE)
 fusion = specs_of("fusions")
@@ -144,3 +150,4 @@ pass_ = words(_passes)
 origin = words(_origins)
 benchmark = words(_benchmarks)
 family = words(_families)
+gpu = words(_gpus)
