@@ -147,8 +147,9 @@ def test_a_bundle_without_torch_has_it_installed_first(monkeypatch: pytest.Monke
 )
 def test_what_new_names_next_works(words: tuple[str, ...]) -> None:
     done = run("new", *words)
-    edit, *commands = steps_of(done.stderr)
+    schema, edit, *commands = steps_of(done.stderr)
     assert edit == f"edit {done.stdout.strip()}" and len(commands) == 2
+    assert run(*schema.split()[1:]).exit_code == 0
     for command in commands:
         assert run(*command.split()[1:]).exit_code == 0, command
 
@@ -161,6 +162,15 @@ def test_accepting_a_layout_is_offered_only_where_nothing_else_is_edited() -> No
     other.write_text("mine = 1\n", encoding="utf-8")
     refused = run("generate")
     assert refused.exit_code == cli.ExitCode.REFUSED and "--accept-format" not in refused.stderr
+
+
+def test_a_spec_that_lies_where_nobody_reads_it_is_named() -> None:
+    assert run("new", "recipe", "mine").exit_code == 0
+    words = ("generate", "--arch", "cpu", "--module", "linear", "--recipe", "mine")
+    refused = run(*words)
+    told = "unknown recipe 'mine'; specs/recipes/mine.yaml is not read: add --specs specs"
+    assert refused.exit_code == cli.ExitCode.USAGE and told in refused.stderr
+    assert run(*words, "--specs", "specs", "--dry-run").exit_code == 0
 
 
 def test_an_option_that_chooses_a_pass_is_named_only_where_it_is_offered() -> None:

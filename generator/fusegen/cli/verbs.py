@@ -28,5 +28,6 @@ VERBS: Mapping[str, Verb] = {
     "list": Verb("fusegen.cli.list", "Show what exists."),
     "new": Verb("fusegen.cli.new", "Start a spec from a commented file."),
     "plan": Verb("fusegen.cli.plan", "Show what would be made, and what cannot."),
+    "schema": Verb("fusegen.cli.schema", "Print or write the JSON Schemas of specs."),
     "validate": Verb("fusegen.cli.validate", "Check all specs."),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checks.load import SpecWarning, load_usable
+from ..emit.text.fold import LINE_LENGTH, fold
 from ..families.limits import hardware_limits
 from ..families.registry import known_family
 from ..ir.naming import camel
@@ -20,6 +21,8 @@ from ..spec.arch import ArchSpec, Reach, isa_of
 from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
+from ..spec.meanings import described
+from ..spec.schema import FOLDER, editor_line, file_of
 from ..spec.usage import UsageError, known, spec_named
 from .fitting import with_fitting_points
 
@@ -51,7 +54,8 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     Args:
         kind: recipe, op, arch or module.
         name: of the spec and its file.
-        origin: spec to copy with its comments; a minimal one is written otherwise.
+        origin: spec to copy with its comments; above every key without one stands what it means.
+            Without an origin a minimal spec is written.
         folder: spec folder to write to; the checkout's own inside a checkout, else `specs`.
 
     Raises:
@@ -71,11 +75,15 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
         place = specs.source(which, name).loc(which.key)
         raise ExistsError(f"{which.key} {name!r} is already at {place}; choose another name")
     text = _copy(which, name, origin, specs, folders) if origin else _MINIMAL[which](name, specs)
+    text = f"{editor_line(which.key)}\n{text}"
     _validate(which, name, text, folders)
     path.parent.mkdir(parents=True, exist_ok=True)
     with named(path):
         path.write_text(text, encoding="utf-8", newline="\n")
-    return Scaffold(path, text, _next(which, name, path, target))
+    steps = _next(which, name, path, target)
+    if not (target / FOLDER / file_of(which.key)).is_file():
+        steps = (f"fusegen schema --specs {target}", *steps)
+    return Scaffold(path, text, steps)
 
 
 def default_folder() -> Path:
@@ -124,7 +132,27 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
             text = _set(text, key, value)
         text = _without_foreign_kernels(text, name, specs.archs[origin])
         text = with_fitting_points(text, specs.archs[origin], isa_of(name), _capability(name))
-    return text
+    return _explained(kind, text)
+
+
+_PLAIN = ("edition", "summary")
+"""Keys that every spec has, of which a comment would say nothing new."""
+_COMMENT = LINE_LENGTH - len("# ")
+
+
+def _explained(kind: SpecKind, text: str) -> str:
+    """The text with the meaning of every top-level key above it that has no comment there."""
+    properties = described(kind)["properties"]
+    lines: list[str] = []
+    text = re.sub(r"^# yaml-language-server:.*\n", "", text, flags=re.MULTILINE)
+    for line in text.splitlines():
+        key = line.partition(":")[0]
+        said = bool(lines) and lines[-1].startswith("#")
+        if key in properties and key not in (*_PLAIN, kind.key) and not said:
+            meaning = f"{key}: {properties[key]['description']}."
+            lines += (f"# {part}" for part in fold(meaning, 0, _COMMENT))
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:

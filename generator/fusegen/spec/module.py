@@ -108,6 +108,8 @@ class ModuleSpec:
     Attributes:
         class_: name of the generated ``nn.Module``.
         op: the one op; its summary, dims and inputs are the module's.
+        dims: symbols of the shapes, each with the keyword it has in a constructor.
+        inputs: of a chain, in the order of the generated function.
         chain: or several ops in a row; then summary, dims and inputs stand here.
         outputs: results of the chain that the module returns, in this order; where none is named,
             those of the last op.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from .diagnostics import did_you_mean
 from .kinds import SpecKind
 from .load import SpecSet
 from .serving import arch_meant
+
+_OWN_SPECS = "specs"
+"""Where people put specs of their own, and `new` begins them: read where it is named alone."""
 
 
 class UsageError(Exception):
@@ -35,6 +39,13 @@ def spec_named(specs: SpecSet, kind: SpecKind, word: str, further: Iterable[str]
     """
     specs.require(kind, word)
     names = [*specs.of(kind), *further]
-    if kind is SpecKind.ARCHS and word not in names:
+    if word in names:
+        return word
+    unread = Path(_OWN_SPECS, kind.folder, f"{word}.yaml")
+    if unread.is_file():
+        raise UsageError(
+            f"unknown {kind.key} {word!r}; {unread} is not read: add --specs {_OWN_SPECS}"
+        )
+    if kind is SpecKind.ARCHS:
         raise UsageError(f"unknown arch {word!r}{arch_meant(word, specs, names)}")
     return known(kind.key, word, names)
