@@ -10,10 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
+from click.shell_completion import get_completion_class
 from click.testing import CliRunner, Result
 
 from fusegen import cli
+from fusegen.cli import exits
+from fusegen.cli.verbs import VERBS
 from fusegen.spec import meanings, schema
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import adapter
@@ -66,14 +70,19 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
+def anchors_of(page: Path) -> set[str]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return {anchor(line.lstrip("#")) for line in lines if line.startswith("#")}
+
+
+@pytest.mark.parametrize("name", [*pages.PAGES, "troubleshooting.md"])
 def test_links_lead_somewhere(name: str) -> None:
-    text = (DOCS / name).read_text(encoding="utf-8")
-    anchors = {anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+    text, anchors = (DOCS / name).read_text(encoding="utf-8"), anchors_of(DOCS / name)
     links = re.findall(r"\]\(([^)]+)\)", text)
     for link in links:
         file, _, part = link.partition("#")
-        assert part in anchors if not file else (DOCS / file).exists(), link
+        assert not file or (DOCS / file).exists(), link
+        assert not part or part in (anchors_of(DOCS / file) if file else anchors), link
     assert links
 
 
@@ -158,3 +167,74 @@ def test_schemas_are_written_where_new_specs_look_for_them() -> None:
     assert written["files"] == sorted(files)
     for words in ([], ["recipe", "--specs", "mine"], ["recipes"]):
         assert run("schema", *words).exit_code == cli.ExitCode.USAGE
+
+
+# The command line
+
+
+CLI = (DOCS / "cli.md").read_text(encoding="utf-8")
+TROUBLE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+FAILURES = [
+    *(found for _, found in exits.known_errors()),
+    *(exits.EXTENSION, exits.INTERNAL, exits.INTERRUPTED),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_parameter_of_every_verb_is_in_the_reference(verb: str) -> None:
+    section = CLI.partition(f"\n## fusegen {verb}\n")[2].partition("\n## ")[0]
+    command = cli.program.get_command(click.Context(cli.program), verb)
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert f"| `{parameter.opts[0]}" in section
+        else:
+            assert parameter.make_metavar(click.Context(command)) in section
+    assert f"\nfusegen {verb}" in section.rpartition("```\n")[0]
+
+
+def test_every_exit_code_and_kind_of_error_is_told() -> None:
+    assert exits.MEANINGS.keys() == {*cli.ExitCode}
+    headings = re.findall(r"^## (.+)$", TROUBLE, re.MULTILINE)
+    assert {each.kind for each in FAILURES} | {"drift", "At run time"} == {*headings}
+    assert len(headings) == len({*headings})
+    for each in FAILURES:
+        row = re.search(rf"^\| {int(each.code)} \|.*$", TROUBLE, re.MULTILINE)
+        assert row is not None and f"[{each.kind}](#{each.kind})" in row[0]
+        assert f"[`{each.kind}`](troubleshooting.md#{each.kind})" in CLI
+
+
+def test_commands_of_the_page_exist() -> None:
+    named = re.findall(r"`fusegen\s+([a-z]+)((?:\s+-*\w[\w-]*)*)`", TROUBLE)
+    assert len(named) > 10
+    for verb, words in named:
+        assert verb in VERBS
+        command = cli.program.get_command(click.Context(cli.program), verb)
+        assert command is not None
+        known = {opt for parameter in command.params for opt in parameter.opts}
+        assert {word for word in words.split() if word.startswith("--")} <= known, (verb, words)
+
+
+def test_messages_that_the_page_quotes_are_those_of_the_code() -> None:
+    items = [line for line in TROUBLE.splitlines() if line.startswith("- *")]
+    quoted = [message for line in items for message in re.findall(r"\*([^*]+)\*", line)]
+    folders = (ROOT / "generator" / "fusegen", ROOT / "templates")
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".j2")]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(texts))
+    for message in quoted:
+        parts = re.split(r"\.\.\.|'[^']*'|\d+\.\d+|\S+/\S+", message)
+        longest = max((part.strip() for part in parts), key=len)
+        assert len(longest) > 7 and longest in code, message
+    assert len(quoted) > 12
+
+
+@pytest.mark.parametrize("shell", pages.SHELLS)
+def test_the_line_that_turns_completion_on_is_clicks(shell: str) -> None:
+    found = get_completion_class(shell)
+    assert found is not None
+    variable, _, instruction = re.findall(r"(_\w+)(=)(\w+) fusegen", pages.SHELLS[shell][1])[0]
+    assert (variable, instruction) == ("_FUSEGEN_COMPLETE", f"{shell}_source")
+    complete = found(cli.program, {}, "fusegen", variable)
+    assert complete.source_template and complete.func_name == "_fusegen_completion"
+    assert pages.SHELLS[shell][1].replace("|", "\\|") in CLI

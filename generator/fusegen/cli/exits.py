@@ -35,6 +35,19 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.OK: "it is done",
+    ExitCode.DRIFT: "what is on the disk is not what the specs give, or a benchmark got worse",
+    ExitCode.USAGE: "the command line names something that is not there, or asks for too much",
+    ExitCode.SPEC: "a spec or a template is wrong",
+    ExitCode.REFUSED: "files, a lock or the system stand in the way; nothing was written",
+    ExitCode.BUILD: "kernels cannot be compiled or linked",
+    ExitCode.INTERNAL: "a fault of fusegen itself",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C",
+}
+"""What each code says, for people."""
+
+
 class Failure(NamedTuple):
     """An error that is somebody's to mend.
 
@@ -50,6 +63,7 @@ class Failure(NamedTuple):
 INTERNAL = Failure(ExitCode.INTERNAL, "internal")
 INTERRUPTED = Failure(ExitCode.INTERRUPTED, "interrupted")
 USAGE = Failure(ExitCode.USAGE, "usage")
+EXTENSION = Failure(ExitCode.USAGE, "extension")
 
 
 def failed(error: Exception, *, as_json: bool = False) -> int:
@@ -127,7 +141,7 @@ def failure_of(error: Exception) -> Failure:
     from ..extensions import ExtensionError
 
     if isinstance(error, ExtensionError):  # which the others cannot be loaded beside
-        return Failure(ExitCode.USAGE, "extension")
+        return EXTENSION
     return next((found for kind, found in known_errors() if isinstance(error, kind)), INTERNAL)
 
 

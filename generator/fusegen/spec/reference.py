@@ -61,7 +61,7 @@ def _table(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
         value = properties[key]
         absent = "must be there" if key in required else _default(value)
         values, meaning = _values(value, schema), value["description"]
-        yield f"| `{key}` | {_cell(values)} | {_cell(absent)} | {_cell(meaning)} |"
+        yield f"| `{key}` | {escaped(values)} | {escaped(absent)} | {escaped(meaning)} |"
 
 
 def _default(value: Mapping[str, Any]) -> str:
@@ -178,8 +178,8 @@ def _anchor(name: str, schema: Mapping[str, Any]) -> str:
     return f"{kind.folder}-{_title(name)}".replace(" ", "-")
 
 
-def _cell(text: str) -> str:
-    """Text in a table, where what looks like HTML outside of code would vanish."""
+def escaped(text: str) -> str:
+    """Text of a table, or of a page, where what looks like HTML outside of code would vanish."""
     code = text.replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(code))
 
