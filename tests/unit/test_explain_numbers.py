@@ -109,6 +109,20 @@ def test_few_rows_are_bound_by_bytes_and_fp8_is_faster() -> None:
     assert gemm(fast) == pytest.approx(gemm(slow) / 2, rel=1e-3)
 
 
+def test_gemms_in_a_loop_count_with_their_operations() -> None:
+    """Logits of a chunk of rows at a time: one GEMM in the forward, three in the backward."""
+    t, h, v = 8192, 4096, 32000
+    sizes = ("--sizes", f"T={t},H={h},V={v}")
+    found = numbers_of("explain", "linear_cross_entropy", "bf16", "sm_90a", *sizes)
+    gpu = gpu_called("h100")
+    assert gpu is not None
+    gemm = 2 * t * h * v / gpu.rates[16]
+    loops = [step for step in found["steps"] if step["step"] == "1. chunked"]
+    for loop, count in zip(loops, (1, 3), strict=True):
+        assert loop["bound_by"] == "operations"
+        assert loop["floor_seconds"] == pytest.approx(count * gemm)
+
+
 def test_the_table_says_what_the_data_say() -> None:
     shown = run(*LINEAR, *SIZES, "--gpu", "H200").stdout
     assert f"\nat T = {T}, K = {K}, N = {N}\n  floors of h200: 4800 GB/s, 989 TFLOP/s" in shown
@@ -175,6 +189,8 @@ def test_numbers_for_people_have_few_digits(number: int, text: str) -> None:
 
 
 def test_times_for_people() -> None:
+    assert in_seconds(38.2e-12) == "0.0382 ns"
+    assert in_seconds(128e-9) == "128 ns"
     assert [in_seconds(each) for each in (1.234e-6, 12.34e-6, 999.4e-6, 1.5e-3)] == [
         "1.23 us",
         "12.3 us",

@@ -91,8 +91,7 @@ def test_generate_says_which_cells_it_wrote_and_what_comes_next() -> None:
     assert "cells:" not in again.stdout and again.stderr == ""
     removed = run("generate", "--remove", "--arch", "cpu", *SILU)
     assert "cells:" not in removed.stdout and removed.stderr == ""
-    for flag in ("--dry-run", "--diff", "--check"):
-        assert run("generate", "--arch", "cpu", *SILU, flag).stderr == ""
+    assert run("generate", "--arch", "cpu", *SILU, "--dry-run").stderr == ""
 
 
 NO_NVCC = BuildError("nvcc was not found", remedy="pip install nvcc")

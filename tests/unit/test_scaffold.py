@@ -254,6 +254,11 @@ def test_a_bad_name_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_gpu_is_no_architecture(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'l40s' cannot name an arch.*did you mean 'sm_89'\?"):
+        new("arch", "l40s", folder=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "origin", "message"),
     [

@@ -65,7 +65,9 @@ class Numbers:
         rows: list[tuple[str, ...]] = [_HEAD if self.rates else _HEAD[:3]]
         for name, group in groupby(self.costs, lambda cost: cost.program.function):
             own = tuple(group)
-            rows += [_row(step_name(each.step, each.index), (each,), self.rates) for each in own]
+            for each in own:
+                bound = _bound(each, self.rates) if self.rates else ""
+                rows.append(_row(step_name(each.step, each.index), (each,), self.rates, bound))
             rows.append(_row(f"{name}, all steps", own, self.rates))
         yield from (f"  {line}" for line in aligned(rows))
 
@@ -73,12 +75,11 @@ class Numbers:
 _HEAD = ("step", "operations", "bytes", "floor", "bound by")
 
 
-def _row(name: str, own: tuple[Cost, ...], rates: Rates | None) -> tuple[str, ...]:
+def _row(name: str, own: tuple[Cost, ...], rates: Rates | None, bound: str = "") -> tuple[str, ...]:
     operations = sum(each.operations for each in own)
     row = (name, with_prefix(operations, "FLOP"), in_bytes(sum(each.moved for each in own)))
     if rates is None:
         return row
-    bound = _bound(own[0], rates) if len(own) == 1 else ""
     return (*row, in_seconds(sum(each.floor(rates) for each in own)), bound)
 
 
@@ -194,8 +195,10 @@ def in_bytes(number: int) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """`12.3 us` or `4.56 ms`."""
+    """`0.04 ns`, `12.3 us` or `4.56 ms`."""
     micro = seconds * 1e6
     if micro >= 999.5:
         return f"{micro / 1000:.2f} ms"
+    if micro < 0.995:
+        return f"{micro * 1000:.3g} ns"
     return f"{micro:.1f} us" if micro >= 9.95 else f"{micro:.2f} us"

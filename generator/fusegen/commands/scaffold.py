@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..checks.load import SpecWarning, load_usable
 from ..emit.text.fold import LINE_LENGTH, fold
+from ..families.gpus import gpu_called
 from ..families.limits import hardware_limits
 from ..families.registry import known_family
 from ..ir.naming import camel
@@ -105,8 +106,14 @@ def _check_name(kind: SpecKind, name: str) -> None:
     if not re.fullmatch(pattern, name) or len(name) > longest:
         raise UsageError(
             f"{name!r} cannot name {_article(kind)}: expected at most {longest} characters that "
-            f"match {pattern}"
+            f"match {pattern}{_meant(kind, name)}"
         )
+
+
+def _meant(kind: SpecKind, name: str) -> str:
+    """The end of a message about a GPU's name where an architecture's was to be."""
+    gpu = gpu_called(name) if kind is SpecKind.ARCHS else None
+    return f"; did you mean 'sm_{gpu.capability[0]}{gpu.capability[1]}'?" if gpu else ""
 
 
 def _article(kind: SpecKind) -> str:

@@ -10,6 +10,7 @@ All gradients are asked for but those of optional parameters, such as biases, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -75,21 +76,21 @@ class Cost:
         program: that it belongs to.
         index: its place in that, from 1.
         step: itself.
-        mode: of a GEMM; None of another step.
         operations: floating-point operations.
+        gemms: those of its GEMMs by mode; of a step that runs in a loop, all of its parts'.
         moved: bytes read and written.
     """
 
     program: Program
     index: int
     step: Step
-    mode: Mode | None
     operations: int
+    gemms: Mapping[Mode, int]
     moved: int
 
     def computing(self, rates: Rates) -> float:
-        """Seconds that the operations of a GEMM take at least; 0 for another step."""
-        return self.operations / rates.gemms[self.mode] if self.mode is not None else 0.0
+        """Seconds that the operations of GEMMs take at least; 0 for another step."""
+        return sum(operations / rates.gemms[mode] for mode, operations in self.gemms.items())
 
     def moving(self, rates: Rates) -> float:
         """Seconds that its bytes take at least."""
@@ -103,7 +104,7 @@ class Cost:
 def modes(plan: ModulePlan) -> set[Mode]:
     """Whose rates a floor needs."""
     steps = (step for program in plan.programs for step in program.steps)
-    return {mode_of(plan, step) for step in steps if is_gemm(step)}
+    return {mode_of(plan, gemm) for step in steps for gemm in _gemms(step)}
 
 
 def costs(plan: ModulePlan, lengths: Mapping[str, int]) -> Iterator[Cost]:
@@ -119,14 +120,26 @@ def costs(plan: ModulePlan, lengths: Mapping[str, int]) -> Iterator[Cost]:
         for index, step in enumerate(program.steps, 1):
             if step.when and {*step.when} <= absent:
                 continue
-            operations = evaluate(step.flops, lengths) if step.flops is not None else 0
             read = {name for name in step.loads if not plan.buffer(name).optional}
             left = {*_left(program, step, given, absent)}
             added_to = [step.writes[0]] if adds(plan, step) else []  # which is read as well
             moved = (size_in_bytes(plan.buffer(name)) for name in (*(read | left), *added_to))
             bytes_ = sum(evaluate(size, lengths) for size in moved)
-            mode = mode_of(plan, step) if is_gemm(step) else None
-            yield Cost(program, index, step, mode, operations, bytes_)
+            gemms: Counter[Mode] = Counter()
+            for gemm in _gemms(step):
+                gemms[mode_of(plan, gemm)] += _operations(gemm, lengths)
+            yield Cost(program, index, step, _operations(step, lengths), gemms, bytes_)
+
+
+def _gemms(step: Step) -> tuple[Step, ...]:
+    """The GEMMs that a step consists of: itself, or those of its parts that it runs in a loop."""
+    if is_gemm(step):
+        return (step,)
+    return tuple(part for part in step.parts if is_gemm(part)) if step.chunks else ()
+
+
+def _operations(step: Step, lengths: Mapping[str, int]) -> int:
+    return evaluate(step.flops, lengths) if step.flops is not None else 0
 
 
 def mode_of(plan: ModulePlan, step: Step) -> Mode:
