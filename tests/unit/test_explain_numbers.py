@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusegen import cli
+from fusegen.cli import colours
 from fusegen.commands.numbers import in_seconds, with_prefix
 from fusegen.families.gpus import gpu_called
+from fusegen.ir.plan import Status
 
 ROOT = Path(cli.__file__).parents[3]
 LINEAR = ("explain", "linear", "bf16", "sm_90a")
@@ -70,6 +72,10 @@ def test_colours_are_for_terminals_and_change_no_letter() -> None:
         assert text in shown
     assert "\x1b[36m1. quantize\x1b" in shown and "\x1b[2mnot applied: " in shown
     assert "\x1b[32mapplied\x1b" in shown
+
+
+def test_every_status_has_a_colour() -> None:
+    assert colours._STATUS.keys() == {status.value for status in Status}
 
 
 # Numbers

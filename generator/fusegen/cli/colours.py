@@ -11,10 +11,10 @@ from ..emit.text.fold import LINE_LENGTH
 
 _ROW = re.compile(r"(  )(\d+\. \w+(?: \w+)?|\w+)(?=  |$|:)")
 """The name that a row of a table begins with: of a step, or of a buffer."""
-_STATUS = {"native": "green", "reference": "green", "emulated": "yellow", "unsupported": "red"}
+_STATUS = {"native": "green", "emulated": "yellow", "unsupported": "red"}
 _HEAD = re.compile(r"(.+?)( on \S+: )(" + "|".join(_STATUS) + ")")
 _OUTCOME = re.compile(r"(?<!not )applied$|not applied: .*$")
-_UNIT = re.compile(r"\b[\d.]+ (?:[kMGTPE]?(?:B|FLOP)|[um]s)\b")
+_UNIT = re.compile(r"\b[\d.]+ (?:[kMGTPE]?(?:B|FLOP)|[num]s)\b")
 
 
 def coloured(lines: Iterable[str]) -> Iterator[str]:
@@ -36,11 +36,8 @@ def coloured(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _outcome(match: re.Match[str]) -> str:
-    return (
-        click.style(match[0], fg="green")
-        if match[0] == "applied"
-        else click.style(match[0], dim=True)
-    )
+    text = match[0]
+    return click.style(text, fg="green") if text == "applied" else click.style(text, dim=True)
 
 
 def fitted(lines: Iterable[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ..ir.plan import ModulePlan
 from ..ir.shapes import evaluate
 from ..spec.arch import ArchSpec
 from ..spec.usage import UsageError
-from ..tuning.floors import Cost, Rates, costs
+from ..tuning.floors import Cost, Rates, costs, modes
 
 LARGEST = 2**40
 """Of a size; what is made of a few of them still has 64 bits of a float to be printed from."""
@@ -118,7 +118,7 @@ def numbers(plan: ModulePlan, arch: ArchSpec, sizes: str, gpu: str | None = None
             that does not run the architecture.
     """
     lengths = sizes_of(plan, sizes)
-    chosen = _gpu(arch, gpu)
+    chosen = _gpu(plan, arch, gpu)
     saved = (plan.buffer(result.buffer) for result in plan.saved)
     held = (plan.buffer(parameter.buffer) for parameter in plan.parameters)
     return Numbers(
@@ -157,9 +157,10 @@ def sizes_of(plan: ModulePlan, text: str) -> dict[str, int]:
     return {dim.symbol: found[dim.symbol] for dim in plan.dims}
 
 
-def _gpu(arch: ArchSpec, word: str | None) -> Gpu | None:
+def _gpu(plan: ModulePlan, arch: ArchSpec, word: str | None) -> Gpu | None:
     """The GPU of a name, or the one that stands for an architecture."""
-    fit = [gpu for gpu in GPUS if arch.runs_on(gpu.capability)]
+    wanted = {mode.bits for mode in modes(plan)}
+    fit = [gpu for gpu in GPUS if arch.runs_on(gpu.capability) and wanted <= gpu.rates.keys()]
     if word is None:
         part = next((gpu for gpu in fit if arch.name.endswith(f"_{gpu.name}")), None)
         return part or next(iter(fit), None)

@@ -60,11 +60,7 @@ class Rates:
 
     @classmethod
     def promised(cls, gpu: Gpu, plan: ModulePlan) -> Rates:
-        """What the data sheet of a GPU says of the modes of a plan's GEMMs.
-
-        Raises:
-            KeyError: the GPU multiplies no operands of so many bits.
-        """
+        """What the data sheet of a GPU says of the modes of a plan's GEMMs, which it all has."""
         return cls({mode: gpu.rates[mode.bits] for mode in modes(plan)}, gpu.bandwidth)
 
 
