@@ -127,6 +127,17 @@ def test_errors_of_the_system_and_of_fusegen_are_data(monkeypatch: pytest.Monkey
     assert ended(KeyboardInterrupt())["kind"] == "interrupted"
 
 
+def test_what_was_written_and_what_was_refused_is_data() -> None:
+    (made,) = json.loads(run("generate", *SILU, "--json").stdout)["bundles"]
+    assert made["cells_written"] == ["silu__bf16"] and not made["refused"]
+    Path("generated/cpu/silu__bf16.py").write_text("mine = 1\n", encoding="utf-8")
+    done = run("generate", "--json")
+    (found,) = json.loads(done.stdout)["bundles"]
+    assert done.exit_code == cli.ExitCode.REFUSED
+    assert found["refused"] and not found["written"] and found["cells_written"] == []
+    assert {"path": "silu__bf16.py", "kind": "edited"} in found["changes"]
+
+
 def test_without_the_flag_an_error_leaves_stdout_alone() -> None:
     assert run("plan", "--module", "linea").stdout == ""
 
