@@ -72,6 +72,9 @@ def test_a_copy_says_what_its_keys_mean(tmp_path: Path) -> None:
     assert "\n# source: where the recipe was published.\nsource: " in text
     assert "\n# gemm: accumulation of each GEMM.\ngemm:" in text
     assert "# edition" not in text and "# recipe" not in text
+    # Keys of objects as well, where they stand first.
+    assert text.count("\n    # format: of the elements.\n    format: ") == 1
+    assert text.count("# block: rows and columns that share a scale") == 1
     assert max(map(len, text.splitlines())) <= 100
     mine = tmp_path / "recipes" / "mine.yaml"
     mine.write_text(text.replace("# gemm: accumulation of each GEMM.", "# Ours."), encoding="utf-8")

@@ -22,7 +22,7 @@ from ..spec.arch import ArchSpec, Reach, isa_of
 from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
-from ..spec.meanings import described
+from ..spec.meanings import meanings_in
 from ..spec.schema import FOLDER, editor_line, file_of
 from ..spec.usage import UsageError, known, spec_named
 from .fitting import with_fitting_points
@@ -148,16 +148,20 @@ _COMMENT = LINE_LENGTH - len("# ")
 
 
 def _explained(kind: SpecKind, text: str) -> str:
-    """The text with the meaning of every top-level key above it that has no comment there."""
-    properties = described(kind)["properties"]
-    lines: list[str] = []
+    """The text with the meaning of each key above it, where that stands first, without a comment.
+
+    Keys within braces are left alone.
+    """
     text = re.sub(r"^# yaml-language-server:.*\n", "", text, flags=re.MULTILINE)
-    for line in text.splitlines():
-        key = line.partition(":")[0]
-        said = bool(lines) and lines[-1].startswith("#")
-        if key in properties and key not in (*_PLAIN, kind.key) and not said:
-            meaning = f"{key}: {properties[key]['description']}."
-            lines += (f"# {part}" for part in fold(meaning, 0, _COMMENT))
+    meanings = {place.line: place for place in meanings_in(kind, text)}
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        place = meanings.get(number)
+        said = bool(lines) and lines[-1].lstrip().startswith("#")
+        if place and place.key not in (*_PLAIN, kind.key) and not said:
+            indent = " " * place.column
+            words = fold(f"{place.key}: {place.meaning}.", 0, _COMMENT - place.column)
+            lines += (f"{indent}# {part}" for part in words)
         lines.append(line)
     return "\n".join(lines) + "\n"
 

@@ -77,7 +77,7 @@ class FamilySpec:
     """A family of kernels that implements primitives on an architecture.
 
     Attributes:
-        implements: primitives.
+        implements: kinds of steps that it runs.
         formats: element formats of its quantised operands; ``io`` for none.
         scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
             ``any``.
