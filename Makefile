@@ -84,6 +84,7 @@ regenerate: $(VENV)/test.stamp
 	$(BIN)/fusegen generate $(foreach target,cpu cpu_quantized $(ON_GPU) $(ON_AMPERE),--target $(target))
 	$(BIN)/fusegen generate
 	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/pages.py
 	$(BIN)/python tests/gpu/ledger.py readme
 
 $(VENV)/bin/python:

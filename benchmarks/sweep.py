@@ -27,6 +27,7 @@ from fusegen.build import gpu
 from fusegen.ir.kernel import GemmKind
 from fusegen.publish import paths
 from fusegen.spec.load import SpecSet
+from fusegen.spec.serving import arch_of
 from fusegen.spec.usage import UsageError
 from fusegen.tuning import tune, variants
 from fusegen.tuning.cases import WIDTHS, Case, Measured, Sample, Timer, grid, measure
@@ -171,7 +172,7 @@ def recorded(family: str, results: Path) -> Recorded:
 
 def visible_arch() -> str | None:
     """The architecture of the visible GPU."""
-    return gpu.arch_of(gpu.visible_capability(), api.load_specs())
+    return arch_of(gpu.visible_capability(), api.load_specs())
 
 
 # ---- timing

@@ -24,6 +24,7 @@ from fusegen.commands import build, listing
 from fusegen.demo import bundle as demo_bundle
 from fusegen.publish import paths
 from fusegen.publish.publish import BusyError
+from fusegen.spec.serving import arch_of
 
 COMMANDS = sorted(VERBS)
 SILU = ("--arch", "cpu", "--module", "silu", "--recipe", "bf16")
@@ -134,6 +135,9 @@ def test_unknown_words_end_with_the_closest() -> None:
         (["list", "recipe"], "unknown kind 'recipe'; did you mean 'recipes'?"),
         (["new", "recipes", "x"], "unknown kind 'recipes'; did you mean 'recipe'?"),
         (["explain", "silu", "bf16", "sm_90"], "unknown arch 'sm_90'; did you mean 'sm_90a'?"),
+        (["explain", "silu", "bf16", "H100"], "unknown arch 'H100'; did you mean 'sm_90a'?"),
+        (["plan", "--arch", "a100-sxm4-80gb"], "did you mean 'sm_80'?"),
+        (["generate", "--arch", "h200", *SILU[2:]], "did you mean 'sm_90a'?"),
         (["plan", "--module", "linea"], "unknown module 'linea'; did you mean 'linear'?"),
         (["generate", "--target", "hoper"], "unknown target 'hoper'; did you mean 'hopper'?"),
         (["generate", "--chek"], "--check"),
@@ -168,8 +172,8 @@ def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_latest_arch_that_a_gpu_runs_serves_it(
     capability: tuple[int, int], arch: str | None
 ) -> None:
-    assert gpu.arch_of(capability, load([paths.builtin_specs()])) == arch
-    assert gpu.arch_of(None, load([paths.builtin_specs()])) is None
+    assert arch_of(capability, load([paths.builtin_specs()])) == arch
+    assert arch_of(None, load([paths.builtin_specs()])) is None
 
 
 def test_bad_specs() -> None:
@@ -289,13 +293,15 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_list() -> None:
-    names = [entry["name"] for entry in json.loads(run("list", "modules", "--json").stdout)]
+    modules = json.loads(run("list", "modules", "--json").stdout)["modules"]
+    names = [entry["name"] for entry in modules]
     assert names == sorted(names) and "grouped_mlp" in names
     everything = json.loads(run("list", "--json").stdout)
+    assert (everything.pop("version"), everything.pop("fusegen")) == (1, __version__)
     assert tuple(everything) == KINDS == tuple(kind.folder for kind in generation_kinds())
     for entries in everything.values():
         assert all(entry["name"] and entry["summary"] and entry["file"] for entry in entries)
-    options = json.loads(run("list", "options", "--json").stdout)
+    options = json.loads(run("list", "options", "--json").stdout)["options"]
     assert [each["name"] for each in options][-1] == "debug"
     assert options[-1]["choices"].keys() == {"no_statistics", "debug"}
     shown = run("list", "options").stdout
@@ -414,6 +420,7 @@ def test_check_says_what_why_and_how_to_fix(bundle: Path) -> None:
         "-mine = 1",
     ):
         assert f"{line}\n" in done.stdout
+    assert "fusegen generate --out" not in done.stdout, "which would refuse, for the edited file"
     assert "Why it matters: " in done.stdout and "generated/cpu" not in done.stdout
     assert "Ways out:" in done.stderr and "To fix it:" not in done.stdout
     Path("vendored/cpu/silu__bf16.py").unlink()

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from generated.loading import run_generated_tests
 
 from fusegen import api
-from fusegen.build.gpu import arch_of
 from fusegen.cli import program
 from fusegen.ir.naming import Cell
+from fusegen.spec.serving import arch_of
 
 from .walk import HERE
 

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,9 +55,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, packages: Path) -> Path:
     return folder
 
 
-def test_the_extension_is_listed(packages: Path) -> None:
+def extensions(packages: Path | None) -> list[dict[str, Any]]:
+    """What `list extensions` says."""
     done = fusegen("list", "extensions", "--json", packages=packages)
-    (found,) = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(done.stdout)["extensions"]
+    return found
+
+
+def test_the_extension_is_listed(packages: Path) -> None:
+    (found,) = extensions(packages)
     digest = found.pop("digest")
     assert len(digest) == 64
     names = ["log_sum_exp", "log_sum_exp_grad"]
@@ -65,7 +72,7 @@ def test_the_extension_is_listed(packages: Path) -> None:
         "name": "log_sum_exp", "package": PROJECT["name"], "version": version,
         "steps": names, "families": names,
     }  # fmt: skip
-    assert json.loads(fusegen("list", "extensions", "--json", packages=None).stdout) == []
+    assert extensions(None) == []
 
 
 def test_the_tests_of_the_bundle_pass(bundles: Path) -> None:
@@ -177,7 +184,7 @@ def test_kernels_compute_what_the_reference_does(kernels: Kernels, rows: int, co
 
 
 def test_a_lock_names_the_extension(bundles: Path, packages: Path) -> None:
-    (each,) = json.loads(fusegen("list", "extensions", "--json", packages=packages).stdout)
+    (each,) = extensions(packages)
     lock = json.loads((bundles / "cpu" / "fusegen.lock").read_text(encoding="utf-8"))
     facts = {fact: each[fact] for fact in ("package", "version", "digest")}
     assert lock["selection"]["extensions"] == {"log_sum_exp": facts}

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
-from ..spec.usage import UsageError, known
+from ..spec.serving import arch_of
+from ..spec.usage import UsageError, spec_named
 
 NATIVE = "native"
 """What stands for the architecture of the visible GPU where an arch is asked for."""
@@ -40,29 +41,14 @@ def visible_capability(env: Mapping[str, str] | None = None) -> tuple[int, int] 
     return int(major), int(minor)
 
 
-def arch_of(capability: tuple[int, int] | None, specs: SpecSet) -> str | None:
-    """The architecture for a GPU: the latest that it runs, with the longest name (sm_90a, not
-    sm_90) of several.
-
-    Those of parts (sm_90a_h20) are none: a capability does not tell them apart.
-    """
-    if capability is None:
-        return None
-    fit = [arch for arch in specs.archs.values() if arch.name == arch.isa]
-    fit = [arch for arch in fit if arch.runs_on(capability)]
-    best = max(fit, key=lambda arch: (arch.capability or (0, 0), len(arch.name)), default=None)
-    return best.name if best else None
-
-
 def arch_named(name: str, specs: SpecSet) -> str:
     """The architecture of a name, which may be `native`.
 
     Raises:
         UsageError: an unknown name, or `native` without a GPU that some arch serves.
     """
-    specs.require(SpecKind.ARCHS, name)
     if name != NATIVE:
-        return known("arch", name, [*specs.archs, NATIVE])
+        return spec_named(specs, SpecKind.ARCHS, name, (NATIVE,))
     capability = visible_capability()
     found = arch_of(capability, specs)
     if found is None:

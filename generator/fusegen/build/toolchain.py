@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -132,6 +132,34 @@ def find_toolchain(env: Mapping[str, str] | None = None) -> Toolchain:
         cutlass_include=_find_cutlass(env),
         torch=_find_torch(),
     )
+
+
+def missing_tools(code: str, env: Mapping[str, str] | None = None) -> tuple[BuildError, ...]:
+    """Everything that keeps bundles for `code`, such as "sm_90a", from being built; often nothing.
+
+    Args:
+        env: see `find_toolchain`.
+    """
+    env = os.environ if env is None else env
+    found: list[BuildError] = []
+    pieces: tuple[Callable[[], object], ...] = (
+        lambda: _find_host_compiler(env),
+        lambda: _find_nvcc(env),
+        lambda: _find_cutlass(env),
+        _find_torch,
+    )
+    for find in pieces:
+        try:
+            find()
+        except BuildError as error:
+            found.append(error)
+    if found:
+        return tuple(found)
+    try:
+        find_toolchain(env).require(code)
+    except BuildError as error:
+        return (error,)
+    return ()
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -8,6 +8,7 @@ from ..ir.naming import Cell
 from ..spec.cells import with_options
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
+from ..spec.serving import arch_meant
 from ..spec.target import TargetSpec
 from ..spec.usage import UsageError
 from .common import unknown
@@ -24,7 +25,11 @@ def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator
         if not words:
             yield source.problem(f"a target needs {key}; name at least one", key)
         for index, word in enumerate(words):
-            yield from unknown(source, key[:-1], word, known, key, index)
+            if key == "archs" and word not in known:
+                hint = arch_meant(word, specs, known)
+                yield source.problem(f"unknown arch {word!r}{hint}", key, index)
+            else:
+                yield from unknown(source, key[:-1], word, known, key, index)
             if word in words[:index]:
                 yield source.problem(f"{word!r} is listed twice; remove one", key, index)
     yield from _options(target, specs, source)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import completion
 from .exits import ExitCode
 from .options import FOLDER, examples, json_flag
 from .output import answer, say
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     "bench",
     epilog=examples("fusegen bench grouped mlp --check", "fusegen bench --sweep gemm_sm90"),
 )
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completion.benchmark)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 where a ratio got worse.")
 @click.option(
     "--case",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     "families",
     metavar="FAMILY",
     multiple=True,
+    shell_complete=completion.family,
     help="Find the selection rules of a kernel family and write them into the spec of the "
     "visible GPU's architecture. Repeatable.",
 )
@@ -140,7 +142,7 @@ def _run_benchmarks(
         if not as_json and lines:
             click.echo("\n".join(lines))
     if as_json:
-        answer({"version": 1, "benchmarks": data})
+        answer({"benchmarks": data})
     for line in failed:
         say(line)
     return ExitCode.REFUSED if failed else ExitCode.OK
@@ -184,7 +186,7 @@ def _check_benchmarks(
     worse = [each for each in findings if each.worse]
     if as_json:
         rows = [{**asdict(each), "worse": each.worse} for each in findings]
-        answer({"version": 1, "worse": bool(worse), "findings": rows})
+        answer({"worse": bool(worse), "findings": rows})
     else:
         for each in findings:
             click.echo(f"{'worse' if each.worse else 'note '}  {each}")
@@ -204,7 +206,6 @@ def _show_sweep(swept: Any, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         answer(
             {
-                "version": 1,
                 "families": [each.to_json() for each in swept.tuned],
                 "files": [str(path) for path in swept.records],
                 "spec": str(swept.spec),

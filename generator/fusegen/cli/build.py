@@ -41,7 +41,7 @@ def command(folders: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
         if not as_json:
             click.echo(_build_line(report))
     if as_json:
-        answer({"version": 1, "bundles": [report.as_dict() for report in reports]})
+        answer({"bundles": [report.as_dict() for report in reports]})
 
 
 def _build_line(report: BuildReport) -> str:

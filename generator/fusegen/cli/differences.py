@@ -6,17 +6,21 @@ from typing import Any
 
 import click
 
+from ..commands.following import next_steps
 from ..commands.report import BundleReport, Generated
+from ..emit.text.fold import fold
 from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
 from ..publish.remedies import regeneration
 from .output import say
 
+_UNDER_CELLS = len("cells: ")
+
 
 def generated_json(done: Generated, *, with_diff: bool) -> dict[str, object]:
     """The answer of `--json`."""
-    data: dict[str, object] = {"version": 1, "drifted": done.drifted, **done.to_json()}
+    data: dict[str, object] = {"drifted": done.drifted, **done.to_json()}
     return data | {"diff": _diff_text(done)} if with_diff else data
 
 
@@ -34,6 +38,16 @@ def show_summary(report: BundleReport, *, listing: bool) -> None:
             click.echo(f"{change.kind.value:<14}  {report.bundle / change.path}")
     note = "; an interrupted publish was completed first" if report.rolled_forward else ""
     click.echo(f"{report.bundle}  {report.changes.summary()}{note}")
+    if report.cells_written:
+        for line in fold(f"  cells: {', '.join(report.cells_written)}", _UNDER_CELLS):
+            click.echo(line)
+
+
+def show_next(done: Generated) -> None:
+    """What to do with the bundles that were written."""
+    steps = next_steps(report for report in done.bundles if report.cells_written)
+    if steps:
+        say("next:\n" + "\n".join(f"  {step}" for step in steps))
 
 
 def show_schemas(done: Generated) -> None:
@@ -82,9 +96,10 @@ def show_drift(found: Generated, folders: Folders) -> None:
         "would change it unreviewed."
     )
     show_diff(found)
-    commands = []
-    if not found.refused:  # Which generating would refuse, too; the ways out are named below.
-        commands.append(regeneration([report.bundle for report in drifted], folders.options))
+    # An edited file keeps `generate` from writing any bundle beside it; ways out are said below.
+    stuck = {report.bundle.parent for report in found.refused}
+    regenerated = [report.bundle for report in drifted if report.bundle.parent not in stuck]
+    commands = [regeneration(regenerated, folders.options)] if regenerated else []
     if found.schemas and not drifted:
         commands.append("fusegen generate")
     commands += [f"fusegen build {report.bundle}" for report in stale]

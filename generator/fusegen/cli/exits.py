@@ -6,13 +6,17 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from .. import __version__
-from .output import say
+from .output import answer, say
+
+if TYPE_CHECKING:
+    from ..spec.diagnostics import Problem
 
 TRACEBACK = "FUSEGEN_TRACEBACK"
 """Environment variable; `1` prints the Python traceback of every error."""
@@ -31,72 +35,144 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def failed(error: Exception) -> int:
-    """Print an error and choose its exit code."""
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.OK: "it is done",
+    ExitCode.DRIFT: "what is on the disk is not what the specs give, or a benchmark got worse",
+    ExitCode.USAGE: "the command line names something that is not there, or asks for too much",
+    ExitCode.SPEC: "a spec or a template is wrong",
+    ExitCode.REFUSED: "files, a lock or the system stand in the way; nothing was written",
+    ExitCode.BUILD: "kernels cannot be compiled or linked",
+    ExitCode.INTERNAL: "a fault of fusegen itself",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C",
+}
+"""What each code says, for people."""
+
+
+class Failure(NamedTuple):
+    """An error that is somebody's to mend.
+
+    Attributes:
+        code: that the program ends with.
+        kind: of error, as JSON and docs/troubleshooting.md call it.
+    """
+
+    code: ExitCode
+    kind: str
+
+
+INTERNAL = Failure(ExitCode.INTERNAL, "internal")
+INTERRUPTED = Failure(ExitCode.INTERRUPTED, "interrupted")
+USAGE = Failure(ExitCode.USAGE, "usage")
+EXTENSION = Failure(ExitCode.USAGE, "extension")
+
+
+def failed(error: Exception, *, as_json: bool = False) -> int:
+    """Print an error, with `as_json` as an answer, too, and choose its exit code."""
     if os.environ.get(TRACEBACK) == "1":
         traceback.print_exception(error)
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    if isinstance(error, click.ClickException):
-        error.show()
-        return error.exit_code
     if isinstance(error, click.Abort):
-        return interrupted()
+        return interrupted(as_json=as_json)
     if isinstance(error, BrokenPipeError):
         # The reader has left (`| head`); closing stdout again would only complain.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         return ExitCode.OK
-    code = _code_of(error)
-    if code is ExitCode.INTERNAL:
-        say(
+    if isinstance(error, click.ClickException):
+        failure, message = USAGE, error.format_message()
+        error.show()
+    else:
+        failure = failure_of(error)
+        message = _message(error, failure)
+        say(message)
+    if as_json:
+        _answer_error(failure, message, _problems(error))
+    return failure.code
+
+
+def interrupted(*, as_json: bool = False) -> ExitCode:
+    """Say that the user has stopped the run."""
+    say("interrupted")
+    if as_json:
+        _answer_error(INTERRUPTED, "interrupted")
+    return ExitCode.INTERRUPTED
+
+
+def _answer_error(
+    failure: Failure, message: str, problems: Sequence[Mapping[str, object]] = ()
+) -> None:
+    """An error as data; problems of specs are listed with their places, too."""
+    told: dict[str, object] = {"kind": failure.kind, "exit_code": int(failure.code)}
+    told["message"] = message
+    answer({"error": told | ({"problems": [*problems]} if problems else {})})
+
+
+def _message(error: Exception, failure: Failure) -> str:
+    if failure is INTERNAL:
+        return (
             f"internal error: {type(error).__name__}: {error}\n"
             f"This is a fault of fusegen {__version__}, not yours. Please report it with the "
             f"command line and the output of the same command with {TRACEBACK}=1 in front."
         )
-    elif isinstance(error, OSError) and error.filename:
-        say(f"{error.filename}: {error.strerror}")
-    else:
-        say(str(error))
-    return code
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
-def interrupted() -> ExitCode:
-    """Say that the user has stopped the run."""
-    say("interrupted")
-    return ExitCode.INTERRUPTED
+def _problems(error: Exception) -> list[dict[str, object]]:
+    """What is wrong with which place of a spec, where that is what the error says."""
+    # Late: what raises it is loaded by the verbs that need it.
+    from ..spec.diagnostics import SpecError
+
+    return problems_json(error.problems) if isinstance(error, SpecError) else []
 
 
-def _code_of(error: Exception) -> ExitCode:
-    """The exit code of an error that a verb raised."""
+def problems_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
+    """Problems of specs as data."""
+    return [
+        {"file": p.loc.file, "line": p.loc.line, "column": p.loc.column, "message": p.message}
+        for p in problems
+    ]
+
+
+def failure_of(error: Exception) -> Failure:
+    """The exit code and the kind of an error that a verb raised."""
     # Late: what raises these is loaded by the verbs that need it.
     from ..extensions import ExtensionError
 
     if isinstance(error, ExtensionError):  # which the others cannot be loaded beside
-        return ExitCode.USAGE
+        return EXTENSION
+    return next((found for kind, found in known_errors() if isinstance(error, kind)), INTERNAL)
+
+
+def known_errors() -> tuple[tuple[type[Exception], Failure], ...]:
+    """Errors that verbs raise, and what becomes of each; the first that fits counts."""
+    # Late, as above.
     from ..build.toolchain import BuildError
     from ..commands.bench import BenchError
     from ..commands.scaffold import ExistsError
     from ..emit.fileset import RenderError
     from ..publish.git import GitError
     from ..publish.lock import LockError
-    from ..publish.publish import PublishError
+    from ..publish.publish import BusyError, PublishError, RefusedError
     from ..spec.diagnostics import SpecError
     from ..spec.usage import UsageError
 
-    known: tuple[tuple[type[Exception], ExitCode], ...] = (
-        (UsageError, ExitCode.USAGE),
-        (SpecError, ExitCode.SPEC),
-        (RenderError, ExitCode.SPEC),
-        (PublishError, ExitCode.REFUSED),
-        (LockError, ExitCode.REFUSED),
-        (GitError, ExitCode.REFUSED),
-        (ExistsError, ExitCode.REFUSED),
+    return (
+        (UsageError, USAGE),
+        (SpecError, Failure(ExitCode.SPEC, "spec")),
+        (RenderError, Failure(ExitCode.SPEC, "template")),
+        (RefusedError, Failure(ExitCode.REFUSED, "edited")),
+        (BusyError, Failure(ExitCode.REFUSED, "busy")),
+        (PublishError, Failure(ExitCode.REFUSED, "bundle")),
+        (LockError, Failure(ExitCode.REFUSED, "lock")),
+        (GitError, Failure(ExitCode.REFUSED, "git")),
+        (ExistsError, Failure(ExitCode.REFUSED, "exists")),
         # A folder that may not be written to, a full disk: the system refuses.
-        (OSError, ExitCode.REFUSED),
-        (BenchError, ExitCode.REFUSED),
-        (BuildError, ExitCode.BUILD),
+        (OSError, Failure(ExitCode.REFUSED, "system")),
+        (BenchError, Failure(ExitCode.REFUSED, "bench")),
+        (BuildError, Failure(ExitCode.BUILD, "build")),
     )
-    return next((code for kind, code in known if isinstance(error, kind)), ExitCode.INTERNAL)
 
 
 def show_spec_warnings() -> None:

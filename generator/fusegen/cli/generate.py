@@ -100,6 +100,7 @@ def command(
         for report in done.bundles:
             differences.show_summary(report, listing=dry_run or check)
         differences.show_schemas(done)
+        differences.show_next(done)
     if check:
         return ExitCode.DRIFT if done.drifted else ExitCode.OK
     if done.refused:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from . import completion
 from .options import KINDS, examples, folders, json_flag, one_of
 from .output import answer, show_rows
 
@@ -24,7 +25,11 @@ LISTED = (*KINDS, OPTIONS, EXTENSIONS)
     epilog=examples("fusegen list options", "fusegen list recipes --json"),
 )
 @click.argument(
-    "kind", required=False, callback=one_of("kind", LISTED), metavar=f"[{'|'.join(LISTED)}]"
+    "kind",
+    required=False,
+    callback=one_of("kind", LISTED),
+    metavar=f"[{'|'.join(LISTED)}]",
+    shell_complete=completion.choices(LISTED),
 )
 @folders
 @json_flag
@@ -43,10 +48,9 @@ def command(
         _show_extensions(listing.list_extensions(), as_json)
         return
     entries = listing.list_specs(kind, Folders(specs, templates))
-    if as_json and kind:
-        answer([entry.to_json() for entry in entries])
-    elif as_json:
-        answer({each: [e.to_json() for e in entries if e.kind == each] for each in KINDS})
+    if as_json:
+        kinds = [kind] if kind else KINDS
+        answer({each: [e.to_json() for e in entries if e.kind == each] for each in kinds})
     else:
         rows = [(entry.name, entry.summary) for entry in entries]
         if kind is None:
@@ -57,7 +61,7 @@ def command(
 def _show_options(options: Sequence[OptionEntry], as_json: bool) -> None:
     """Each option with its choices, and where it applies."""
     if as_json:
-        answer([option.to_json() for option in options])
+        answer({OPTIONS: [option.to_json() for option in options]})
         return
     for option in options:
         click.echo(f"{option.name}: {option.summary}")
@@ -71,7 +75,7 @@ def _show_options(options: Sequence[OptionEntry], as_json: bool) -> None:
 def _show_extensions(found: Sequence[ExtensionEntry], as_json: bool) -> None:
     """Each extension with its package, and what it adds."""
     if as_json:
-        answer([each.to_json() for each in found])
+        answer({EXTENSIONS: [each.to_json() for each in found]})
         return
     for each in found:
         click.echo(f"{each.name}: {each.package} {each.version} ({each.digest[:12]})")

@@ -8,10 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
+from . import completion
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 KINDS = ("ops", "fusions", "modules", "recipes", "archs", "targets")
 """Folders of specs, by which `list` and `validate` call their kinds."""
+
+JSON_FLAG = "--json"
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 """Type of an option or argument that names a folder."""
@@ -39,6 +43,7 @@ def no_fusion(command: F) -> F:
         "--no-fusion",
         "no_fusions",
         metavar="NAME",
+        shell_complete=completion.fusion,
         multiple=True,
         help="Leave this fusion out. Repeatable.",
     )(command)
@@ -52,19 +57,27 @@ def verify_flag(command: F) -> F:
 
 def json_flag(command: F) -> F:
     """`--json`, as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
+    text = "Answer in JSON, errors too."
+    return click.option(JSON_FLAG, "as_json", is_flag=True, help=text)(command)
 
 
 def cells(command: F) -> F:
     """`--target`, `--arch`, `--module`, `--recipe` and `--option`, which select cells."""
-    for name, text in (
-        ("option", "Choice that the modules offer at generation time. Repeatable."),
-        ("recipe", "Recipe. Repeatable."),
-        ("module", "Module. Repeatable."),
-        ("arch", "Architecture, or `native` for that of the visible GPU. Repeatable."),
-        ("target", "Named selection of archs, modules and recipes. Repeatable."),
-    ):
-        command = click.option(f"--{name}", f"{name}s", multiple=True, help=text)(command)
+    options: tuple[tuple[str, completion.Complete, str], ...] = (
+        ("option", completion.option, "Choice that the modules offer at generation time."),
+        ("recipe", completion.recipe, "Recipe."),
+        ("module", completion.module, "Module."),
+        ("arch", completion.arch, "Architecture, or `native` for that of the visible GPU."),
+        ("target", completion.target, "Named selection of archs, modules and recipes."),
+    )
+    for name, complete, text in options:
+        command = click.option(
+            f"--{name}",
+            f"{name}s",
+            multiple=True,
+            shell_complete=complete,
+            help=f"{text} Repeatable.",
+        )(command)
     return command
 
 

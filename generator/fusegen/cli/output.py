@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import click
 
+from .. import __version__
 from ..emit.text.columns import aligned
+
+JSON_VERSION = 1
+"""Of the format of all answers: keys are added under it, none is taken away or changes meaning."""
 
 
 def say(text: str) -> None:
@@ -15,9 +19,10 @@ def say(text: str) -> None:
     click.echo(f"fusegen: {text}", err=True)
 
 
-def answer(data: object) -> None:
-    """A JSON document on stdout."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+def answer(data: Mapping[str, object]) -> None:
+    """A JSON document on stdout: the versions of its format and of fusegen, and the data."""
+    head = {"version": JSON_VERSION, "fusegen": __version__}
+    click.echo(json.dumps({**head, **data}, indent=2, ensure_ascii=False))
 
 
 def show_rows(rows: Iterable[tuple[str, ...]]) -> None:

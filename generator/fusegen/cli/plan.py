@@ -42,7 +42,7 @@ def command(
     query = plans.Query(targets, archs, modules, recipes, options)
     rows = plans.plan(query, Folders(specs, templates))
     if as_json:
-        answer({"version": 1, "modules": [row.to_json() for row in rows]})
+        answer({"modules": [row.to_json() for row in rows]})
     else:
         head = ("MODULE", "RECIPE", "ARCH", "STATUS", "KERNELS", "REASON")
         show_rows([head, *map(_plan_row, rows)])

@@ -8,13 +8,14 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 from .. import __version__
 from .exits import ExitCode, failed, interrupted, show_spec_warnings
-from .options import did_you_mean, examples
+from .options import JSON_FLAG, did_you_mean, examples
 from .verbs import VERBS
 
 
@@ -33,18 +34,21 @@ def main() -> NoReturn:
 class Program(click.Group):
     """The group of all verbs; the one place where errors become messages and exit codes."""
 
-    def main(self, *args: Any, **extra: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
         """Run one command line and end the process."""
+        words = sys.argv[1:] if args is None else list(args)
+        # Asked of the words: an error may come before they are parsed.
+        as_json = JSON_FLAG in words
         if os.environ.get("NO_COLOR"):
             extra["color"] = False  # Otherwise click decides by whether it writes to a terminal.
         with warnings.catch_warnings():
             show_spec_warnings()
             try:
-                code = super().main(*args, **{**extra, "standalone_mode": False})
+                code = super().main(args, *more, **{**extra, "standalone_mode": False})
             except Exception as error:
-                code = failed(error)
+                code = failed(error, as_json=as_json)
             except KeyboardInterrupt:
-                code = interrupted()
+                code = interrupted(as_json=as_json)
         sys.exit(int(code) if isinstance(code, int) else ExitCode.OK)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

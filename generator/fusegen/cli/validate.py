@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .exits import ExitCode
+from .exits import ExitCode, problems_json
 from .options import KINDS, examples, folders, json_flag
 from .output import answer
 
@@ -29,15 +29,11 @@ def command(specs: tuple[Path, ...], templates: tuple[Path, ...], as_json: bool)
     except SpecError as error:
         if not as_json:
             raise
-        problems = [
-            {"file": p.loc.file, "line": p.loc.line, "column": p.loc.column, "message": p.message}
-            for p in error.problems
-        ]
-        answer({"version": 1, "valid": False, "problems": problems})
+        answer({"valid": False, "problems": problems_json(error.problems)})
         return ExitCode.SPEC
     counts = {kind: sum(entry.kind == kind for entry in entries) for kind in KINDS}
     if as_json:
-        answer({"version": 1, "valid": True, "problems": [], "counts": counts})
+        answer({"valid": True, "problems": [], "counts": counts})
     else:
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         click.echo(f"{len(entries)} specs are valid: {listed}")

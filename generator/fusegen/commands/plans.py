@@ -11,6 +11,7 @@ from typing import Any
 from ..build.gpu import arch_named
 from ..emit.text.explain import explain as explain_plan
 from ..emit.text.explain import explain_rewrites
+from ..emit.text.fold import fold
 from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Status, Unsupported
 from ..ir.predicate import Predicate
@@ -25,7 +26,9 @@ from ..publish.inputs import derivations
 from ..spec.cells import product, target_cells, targets_or_names, with_options, without_fusions
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
+from ..spec.offers import not_offered
 from ..spec.usage import UsageError, known, spec_named
+from .numbers import Numbers, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +117,21 @@ class Explanation:
 
     Attributes:
         row: status and reason.
-        lines: for people.
+        lines: for people, of 100 letters at most; a single word may be longer.
         plan: the whole plan, None for an unsupported cell.
+        numbers: at given sizes, None where there are none.
     """
 
     row: PlanRow
     lines: tuple[str, ...]
     plan: ModulePlan | None
+    numbers: Numbers | None = None
 
     def to_json(self) -> dict[str, object]:
         """The row, the text and the plan; formulas and conditions as text."""
-        return self.row.to_json() | {"text": list(self.lines), "plan": _plain(self.plan)}
+        numbers = {} if self.numbers is None else {"numbers": self.numbers.to_json()}
+        text = {"text": list(self.lines), "plan": _plain(self.plan)}
+        return self.row.to_json() | text | numbers
 
 
 def explain(
@@ -136,15 +143,19 @@ def explain(
     no_fusions: Sequence[str] = (),
     *,
     verify: bool = False,
+    sizes: str | None = None,
+    gpu: str | None = None,
 ) -> Explanation:
     """What one module does, keeps, runs and costs, and what fusions did, or why it cannot be made.
 
     Args:
         no_fusions: fusions to leave out.
+        sizes: of all dimensions, such as `T=65536,D=4096`, for numbers beside the formulas.
+        gpu: whose floors the numbers have; one that the architecture is for if None.
 
     Raises:
         SpecError: the specs are wrong.
-        UsageError: an unknown name, or `native` without a GPU.
+        UsageError: an unknown name, `native` without a GPU, or sizes that are not the module's.
         VerifyError: with ``verify``, the first pass that breaks a rule of the IR.
     """
     specs = load_specs(folders)
@@ -152,14 +163,19 @@ def explain(
     left_out = [spec_named(specs, SpecKind.FUSIONS, name) for name in no_fusions]
     specs = without_fusions(specs, left_out)
     observe = verify_pass if verify else None
-    found = resolve(specs, arch_named(arch, specs), cells, derivations(), observe)
+    named = arch_named(arch, specs)
+    found = resolve(specs, named, cells, derivations(), observe)
     if found.unsupported:
         row = unsupported_row(found.unsupported[0])
         name = found.unsupported[0].cell
-        return Explanation(row, (f"{name} on {row.arch}: {row.status} ({row.reason})",), None)
+        line = f"{name} on {row.arch}: {row.status} ({row.reason})"
+        return Explanation(row, tuple(fold(line)), None)
     made = found.modules[0]
     lines = (*explain_plan(made), *explain_rewrites(made, left_out))
-    return Explanation(_plan_row(made), lines, made)
+    if sizes is None:
+        return Explanation(_plan_row(made), lines, made)
+    at_sizes = numbers(made, specs.archs[named], sizes, gpu)
+    return Explanation(_plan_row(made), (*lines, "", *at_sizes.lines()), made, at_sizes)
 
 
 def draft_after(
@@ -203,9 +219,13 @@ def draft_after(
     if reason:
         raise UsageError(f"{cell} on {arch} cannot be made up to the pass {after!r}: {reason}")
     words = next(each.options for each in PASSES if each.name == after)
-    raise UsageError(
-        f"the pass {after!r} does not run for {cell}: choose it with --option {' or '.join(words)}"
+    offered = [word for word in words if not not_offered(word, specs.modules[module], specs.ops)]
+    remedy = (
+        f"choose it with --option {' or '.join(offered)}"
+        if offered
+        else f"no option of {module!r} chooses it"
     )
+    raise UsageError(f"the pass {after!r} does not run for {cell}: {remedy}")
 
 
 def _cell(specs: SpecSet, module: str, recipe: str, options: Sequence[str]) -> Cell:

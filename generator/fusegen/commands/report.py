@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..ir.plan import Unsupported
 from ..publish.changes import Change, ChangeKind, Changes
@@ -65,6 +65,14 @@ class BundleReport:
         """The changes, without the files that stay as they are."""
         return tuple(c for c in self.changes if c.kind is not ChangeKind.UNCHANGED)
 
+    @property
+    def cells_written(self) -> tuple[str, ...]:
+        """Cells with a file of their own that was created or updated; none before writing."""
+        kinds = (ChangeKind.CREATE, ChangeKind.UPDATE)
+        changed = self.changes.of(*kinds) if self.written else ()
+        stems = {PurePosixPath(change.path).stem.removeprefix("test_") for change in changed}
+        return tuple(name for name in map(str, self.selection.cells) if name in stems)
+
     def to_json(self) -> dict[str, object]:
         """Everything but the contents of files."""
         return {
@@ -76,7 +84,9 @@ class BundleReport:
             "drifted": self.drifted,
             "selection_changed": self.selection_changed,
             "interrupted": self.changes.interrupted,
+            "refused": bool(self.changes.refused),
             "written": self.written,
+            "cells_written": list(self.cells_written),
             "stale": dict(self.stale),
             **self.changes.to_json(),
         }

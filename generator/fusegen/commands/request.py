@@ -19,6 +19,7 @@ from ..publish.folders import (
 )
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME
+from ..publish.remedies import out_option
 from ..publish.selection import (
     Selection,
     SelectionError,
@@ -287,5 +288,6 @@ def _require_extensions(recorded: Selection, bundle: Path) -> None:
                 f"{bundle / LOCK_NAME} records extension {each.name!r} of package {each.package}"
                 f" {each.version}, which is not installed: pip install"
                 f" {each.package}=={each.version}, or take its modules out with"
-                " fusegen generate --remove"
+                f" fusegen generate --remove --arch {recorded.arch} --module <module>"
+                f" --recipe <recipe>{out_option(bundle.parent)}"
             )

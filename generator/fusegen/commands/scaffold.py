@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checks.load import SpecWarning, load_usable
+from ..emit.text.fold import LINE_LENGTH, fold
+from ..families.gpus import gpu_called
 from ..families.limits import hardware_limits
 from ..families.registry import known_family
 from ..ir.naming import camel
@@ -20,6 +22,8 @@ from ..spec.arch import ArchSpec, Reach, isa_of
 from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
+from ..spec.meanings import meanings_in
+from ..spec.schema import FOLDER, editor_line, file_of
 from ..spec.usage import UsageError, known, spec_named
 from .fitting import with_fitting_points
 
@@ -51,7 +55,8 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     Args:
         kind: recipe, op, arch or module.
         name: of the spec and its file.
-        origin: spec to copy with its comments; a minimal one is written otherwise.
+        origin: spec to copy with its comments; above every key without one stands what it means.
+            Without an origin a minimal spec is written.
         folder: spec folder to write to; the checkout's own inside a checkout, else `specs`.
 
     Raises:
@@ -71,11 +76,15 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
         place = specs.source(which, name).loc(which.key)
         raise ExistsError(f"{which.key} {name!r} is already at {place}; choose another name")
     text = _copy(which, name, origin, specs, folders) if origin else _MINIMAL[which](name, specs)
+    text = f"{editor_line(which.key)}\n{text}"
     _validate(which, name, text, folders)
     path.parent.mkdir(parents=True, exist_ok=True)
     with named(path):
         path.write_text(text, encoding="utf-8", newline="\n")
-    return Scaffold(path, text, _next(which, name, path, target))
+    steps = _next(which, name, path, target)
+    if not (target / FOLDER / file_of(which.key)).is_file():
+        steps = (f"fusegen schema --specs {target}", *steps)
+    return Scaffold(path, text, steps)
 
 
 def default_folder() -> Path:
@@ -97,8 +106,14 @@ def _check_name(kind: SpecKind, name: str) -> None:
     if not re.fullmatch(pattern, name) or len(name) > longest:
         raise UsageError(
             f"{name!r} cannot name {_article(kind)}: expected at most {longest} characters that "
-            f"match {pattern}"
+            f"match {pattern}{_meant(kind, name)}"
         )
+
+
+def _meant(kind: SpecKind, name: str) -> str:
+    """The end of a message about a GPU's name where an architecture's was to be."""
+    gpu = gpu_called(name) if kind is SpecKind.ARCHS else None
+    return f"; did you mean 'sm_{gpu.capability[0]}{gpu.capability[1]}'?" if gpu else ""
 
 
 def _article(kind: SpecKind) -> str:
@@ -124,7 +139,31 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
             text = _set(text, key, value)
         text = _without_foreign_kernels(text, name, specs.archs[origin])
         text = with_fitting_points(text, specs.archs[origin], isa_of(name), _capability(name))
-    return text
+    return _explained(kind, text)
+
+
+_PLAIN = ("edition", "summary")
+"""Keys that every spec has, of which a comment would say nothing new."""
+_COMMENT = LINE_LENGTH - len("# ")
+
+
+def _explained(kind: SpecKind, text: str) -> str:
+    """The text with the meaning of each key above it, where that stands first, without a comment.
+
+    Keys within braces are left alone.
+    """
+    text = re.sub(r"^# yaml-language-server:.*\n", "", text, flags=re.MULTILINE)
+    meanings = {place.line: place for place in meanings_in(kind, text)}
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        place = meanings.get(number)
+        said = bool(lines) and lines[-1].lstrip().startswith("#")
+        if place and place.key not in (*_PLAIN, kind.key) and not said:
+            indent = " " * place.column
+            words = fold(f"{place.key}: {place.meaning}.", 0, _COMMENT - place.column)
+            lines += (f"{indent}# {part}" for part in words)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..api import BUILTIN, Folders, Request, build, find_tools, generate, load_specs
-from ..build.gpu import arch_named, arch_of, visible_capability
+from ..build.gpu import arch_named, visible_capability
 from ..build.objcache import default_root
 from ..build.progress import Progress
 from ..build.toolchain import BuildError
 from ..publish.publish import RefusedError
+from ..spec.serving import arch_of
 
 MODULE, RECIPE = "grouped_mlp", "bf16"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ..cli import completion
 from ..cli.options import examples, folders, json_flag
 from ..cli.options import out as out_option
 from ..cli.output import say
@@ -18,6 +19,7 @@ from ..cli.progress import Bar
 )
 @click.option(
     "--arch",
+    shell_complete=completion.arch,
     help="Architecture; by default that of the visible GPU, or cpu where there is none or its "
     "kernels cannot be built.",
 )

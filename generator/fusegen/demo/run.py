@@ -11,7 +11,6 @@ need them, everything built from torch lives in `fusegen.demo.model`.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..cli.output import answer
 from .experiment import (
     CPU_CONFIG,
     GPU_CONFIG,
@@ -324,7 +324,7 @@ def _draw_times(axes: Axes, steps: Sequence[Step]) -> None:
 
 def _print_answer(result: DemoResult, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        answer(result.to_json())
         return
     console = Console()
     console.print(_summary_table(result))

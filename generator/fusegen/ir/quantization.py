@@ -166,7 +166,12 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class HadamardSpec:
-    """A random Hadamard transform before quantisation, along the blocks of one orientation."""
+    """A random Hadamard transform before quantisation, along the blocks of one orientation.
+
+    Attributes:
+        size: elements that are transformed together, a power of two.
+        orientation: of the copies that are transformed.
+    """
 
     size: Annotated[int, Field(ge=2, le=256)]
     orientation: Orientation

@@ -476,7 +476,7 @@ def _ways_out(bundle: Path, kinds: set[ChangeKind]) -> list[str]:
         "take the new output: delete the files above, or restore them with git, and run "
         "`fusegen generate` again",
     ]
-    if ChangeKind.REFORMATTED in kinds:
+    if kinds == {ChangeKind.REFORMATTED}:
         ways.append("overwrite what differs in layout only: `fusegen generate --accept-format`")
     if ChangeKind.OUTSIDE in kinds:
         ways.append("replace a link that leads out of the bundle by a real folder or file")

@@ -26,6 +26,7 @@ class RuleSpec:
 
     Attributes:
         use: name of the point.
+        when: conditions on sizes, such as ``{rows: {ge: 4096}}``; all of them hold.
         least: in its place, estimates of several points, of which the least is used.
     """
 
@@ -41,7 +42,12 @@ class RuleSpec:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class KindSpec:
-    """Configurations of one kind of GEMM and the ordered rules that choose among them."""
+    """Configurations of one kind of GEMM and the ordered rules that choose among them.
+
+    Attributes:
+        points: configurations that are compiled.
+        select: rules; the first that holds chooses.
+    """
 
     points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
@@ -71,7 +77,7 @@ class FamilySpec:
     """A family of kernels that implements primitives on an architecture.
 
     Attributes:
-        implements: primitives.
+        implements: kinds of steps that it runs.
         formats: element formats of its quantised operands; ``io`` for none.
         scalings: how their elements share scales, as ``QuantizationSpec.scaling`` says it, or
             ``any``.

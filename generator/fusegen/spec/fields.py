@@ -16,10 +16,10 @@ from ..options import OPTIONS
 from ..steps import BY_NAME, SHIPPED
 from .diagnostics import did_you_mean
 
-_NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
+NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
 
 
-_CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
+CAPITAL = r"^[A-Z][A-Za-z0-9]*$"
 
 
 ARCH = r"^(cpu|sm_[0-9]+a?(_[a-z][a-z0-9]*)?)$"
@@ -35,8 +35,8 @@ VERSION = r"^[0-9]{1,3}\.[0-9]{1,2}$"
 
 
 PATTERNS = {
-    _NAME: "a name in snake_case with single underscores",
-    _CAPITAL: "a capital letter, then letters and digits",
+    NAME: "a name in snake_case with single underscores",
+    CAPITAL: "a capital letter, then letters and digits",
     ARCH: "cpu or sm_<number>, with an a behind it for its own instructions, and a word for a"
     " part with rules of its own, such as sm_90a_h20",
     GENCODE: "what nvcc is told, such as arch=compute_90a,code=sm_90a or, with PTX for later GPUs,"
@@ -48,19 +48,19 @@ PATTERNS = {
 """Every pattern, in words for error messages."""
 
 
-Name = Annotated[str, StringConstraints(pattern=_NAME, max_length=40)]
+Name = Annotated[str, StringConstraints(pattern=NAME, max_length=40)]
 
 
 """snake_case without double underscores, which separate the parts of a cell's name."""
 
 
-Symbol = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=8)]
+Symbol = Annotated[str, StringConstraints(pattern=CAPITAL, max_length=8)]
 
 
 """A dimension: starts with a capital."""
 
 
-ClassName = Annotated[str, StringConstraints(pattern=_CAPITAL, max_length=40)]
+ClassName = Annotated[str, StringConstraints(pattern=CAPITAL, max_length=40)]
 
 
 Edition = Literal[1]

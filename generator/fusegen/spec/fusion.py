@@ -35,6 +35,7 @@ class PatternStep:
     """A step of a pattern, or the step that replaces it; names are pattern variables.
 
     Attributes:
+        step: its kind.
         in_: operands in the order of the step's slots.
         out: results in that order.
         kind: variant of the primitive; a pattern that says none matches every one.
@@ -55,7 +56,12 @@ class PatternStep:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class FusionPrograms:
-    """Steps per direction."""
+    """Steps per direction.
+
+    Attributes:
+        forward: of the forward, in the order in which each reads the one before it.
+        backward: of the backward, likewise.
+    """
 
     forward: tuple[PatternStep, ...] = ()
     backward: tuple[PatternStep, ...] = ()

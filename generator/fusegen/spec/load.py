@@ -24,6 +24,7 @@ from .recipe import RecipeSpec
 from .target import TargetSpec
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_YAML = (".yaml", ".yml")
 _SIZE_LIMIT = 1 << 20
 _DEPTH_LIMIT = 32
 _INTEGERS = 2**63
@@ -492,6 +493,9 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
             problems.append(
                 Problem(Loc(_display(entry, folder), 1, 1), f"unknown spec folder{hint}")
             )
+        if entry.suffix in _YAML and entry.is_file() and not entry.name.startswith("."):
+            reason = f"no spec is read from here; move it into a folder: {', '.join(known)}"
+            problems.append(Problem(Loc(_display(entry, folder), 1, 1), reason))
         if entry.name in known and not entry.is_dir():
             problems.append(
                 Problem(Loc(_display(entry, folder), 1, 1), "expected a folder of specs")

@@ -108,7 +108,9 @@ class ModuleSpec:
     Attributes:
         class_: name of the generated ``nn.Module``.
         op: the one op; its summary, dims and inputs are the module's.
-        chain: or several ops in a row; then summary, dims and inputs stand here.
+        dims: symbols of the shapes, each with the keyword it has in a constructor.
+        inputs: of a chain, in the order of the generated function.
+        chain: several ops in a row in place of ``op``; then summary, dims and inputs stand here.
         outputs: results of the chain that the module returns, in this order; where none is named,
             those of the last op.
         without: options that apply, and that the module does not have all the same.

@@ -173,6 +173,8 @@ class OpSpec:
         dims: symbols of the shapes, each with the keyword it has in a constructor.
         attributes: scalars, symbols of the pointwise expression.
         inputs: in the order of the generated function; the first one fixes ``io``.
+        outputs: what it returns, in this order.
+        parameters: tensors that a module holds and trains.
         internal: tensors that one step leaves for another, such as the mean of a norm.
         forward: steps from inputs and parameters to outputs.
         backward: steps from ``d<output>`` to ``d<input>``; derived for a pointwise op.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .files import named
 from .kinds import SpecKind
-from .load import adapter
+from .meanings import described
 
 FOLDER = "schema"
 
@@ -49,13 +49,23 @@ class SchemaChange:
 
 def render() -> dict[str, str]:
     """Text of every schema by file name, one per kind of spec."""
-    return {f"{kind.key}.schema.json": _text(kind) for kind in SpecKind}
+    return {file_of(kind.key): _text(kind) for kind in SpecKind}
+
+
+def file_of(key: str) -> str:
+    """Name of the schema of a kind of spec, such as recipe."""
+    return f"{key}.schema.json"
+
+
+def editor_line(key: str) -> str:
+    """The comment by which editors find the schema of a spec in a folder of its kind."""
+    return f"# yaml-language-server: $schema=../{FOLDER}/{file_of(key)}"
 
 
 def _text(kind: SpecKind) -> str:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **adapter(kind.spec).json_schema(),
+        **described(kind),
         "title": f"fusegen {kind.key}",
     }
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -13,6 +13,9 @@ class TargetSpec:
     """A named selection: every listed module with every listed recipe on every listed arch.
 
     Attributes:
+        archs: for which bundles are made.
+        modules: that each bundle has.
+        recipes: of each module.
         options: choices that every module is generated with.
     """
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from .diagnostics import did_you_mean
 from .kinds import SpecKind
 from .load import SpecSet
+from .serving import arch_meant
+
+_OWN_SPECS = "specs"
+"""Where people put specs of their own, and `new` begins them: read where it is named alone."""
 
 
 class UsageError(Exception):
@@ -25,12 +30,22 @@ def known(what: str, word: str, choices: Iterable[str]) -> str:
     return word
 
 
-def spec_named(specs: SpecSet, kind: SpecKind, word: str) -> str:
-    """`word`, if it names a spec of a kind.
+def spec_named(specs: SpecSet, kind: SpecKind, word: str, further: Iterable[str] = ()) -> str:
+    """`word`, if it names a spec of a kind, or is one of a few further words.
 
     Raises:
-        UsageError: it does not; with the closest choice.
+        UsageError: it does not; with the closest choice, and for a GPU its architecture.
         SpecError: that spec is wrong.
     """
     specs.require(kind, word)
-    return known(kind.key, word, specs.of(kind))
+    names = [*specs.of(kind), *further]
+    if word in names:
+        return word
+    unread = Path(_OWN_SPECS, kind.folder, f"{word}.yaml")
+    if unread.is_file():
+        raise UsageError(
+            f"unknown {kind.key} {word!r}; {unread} is not read: add --specs {_OWN_SPECS}"
+        )
+    if kind is SpecKind.ARCHS:
+        raise UsageError(f"unknown arch {word!r}{arch_meant(word, specs, names)}")
+    return known(kind.key, word, names)

@@ -1,0 +1,197 @@
+"""Pages of the documentation that are printed from the code: `python docs/pages.py [--check]`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from fusegen.cli import TRACEBACK, program
+from fusegen.cli.exits import EXTENSION, INTERNAL, INTERRUPTED, MEANINGS, known_errors
+from fusegen.cli.output import JSON_VERSION
+from fusegen.cli.verbs import VERBS
+from fusegen.spec.kinds import SpecKind
+from fusegen.spec.reference import escaped, reference
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent
+NOTE = "<!-- printed by docs/pages.py -->"
+EXAMPLES = {
+    SpecKind.OPS: "swiglu",
+    SpecKind.FUSIONS: "linear_scale",
+    SpecKind.MODULES: "mlp",
+    SpecKind.RECIPES: "fp8_block",
+    SpecKind.ARCHS: "cpu",
+    SpecKind.TARGETS: "ampere_lean",
+}
+"""Shipped specs that the reference shows."""
+
+
+def specs() -> Iterator[str]:
+    """The reference of the spec format."""
+    yield "# The spec format"
+    yield NOTE
+    yield ""
+    yield (
+        "A spec is a YAML file in the folder of its kind, named after what it defines: built-in"
+        " ones in `specs`, yours in a folder that `--specs` names. `fusegen new` begins one,"
+        " `fusegen validate` says everything that is wrong with all of them, with its place, and"
+        " `fusegen schema --specs DIR` writes the JSON Schemas by which editors complete and check"
+        " them; the first line of a spec from `fusegen new` names its schema:"
+    )
+    yield "```yaml"
+    yield "# yaml-language-server: $schema=../schema/recipe.schema.json"
+    yield "```"
+    yield "Anchors, aliases and tags of YAML are refused, and so are keys that nothing reads."
+    examples = {
+        kind: (ROOT / "specs" / kind.folder / f"{name}.yaml").read_text("utf-8")
+        for kind, name in EXAMPLES.items()
+    }
+    yield from reference(examples)
+
+
+# ---- the command line
+
+
+SHELLS = {
+    "bash": ("~/.bashrc", 'eval "$(_FUSEGEN_COMPLETE=bash_source fusegen)"'),
+    "zsh": ("~/.zshrc", 'eval "$(_FUSEGEN_COMPLETE=zsh_source fusegen)"'),
+    "fish": (
+        "~/.config/fish/completions/fusegen.fish",
+        "_FUSEGEN_COMPLETE=fish_source fusegen | source",
+    ),
+}
+"""What turns completion on, and in which file."""
+VARIABLES = {
+    "FUSEGEN_CACHE_DIR": "folder of compiled objects and of the demo; else `fusegen` below"
+    " `XDG_CACHE_HOME`, else `~/.cache/fusegen`",
+    TRACEBACK: "`1` shows the Python traceback of any error",
+    "NO_COLOR": "anything keeps colours away, which otherwise a terminal has",
+    "CUDA_HOME, CUDA_PATH, CXX, CUTLASS_HOME, CUTLASS_DIR": "where `build` looks for its tools",
+    "CUDA_VISIBLE_DEVICES": "whose first GPU is `native`",
+}
+"""Of the environment."""
+
+
+def command_line() -> Iterator[str]:
+    """The reference of the command line."""
+    yield "# The command line"
+    yield NOTE
+    yield ""
+    yield "| command | |"
+    yield "|---|---|"
+    for name, verb in VERBS.items():
+        yield f"| [`fusegen {name}`](#fusegen-{name}) | {verb.summary} |"
+    yield ""
+    for name in VERBS:
+        yield from _verb(name)
+    yield from _answers()
+    yield "## Shell completion"
+    yield (
+        "Shells complete verbs, options and values: behind `--module gro` Tab gives all modules"
+        " whose names begin so, those of a folder that `--specs` has named on the line, too. Put"
+        " the line of your shell into its file:"
+    )
+    yield ""
+    yield "| shell | file | line |"
+    yield "|---|---|---|"
+    for shell, (file, line) in SHELLS.items():
+        yield f"| {shell} | `{file}` | `{escaped(line)}` |"
+    yield ""
+    yield "## Environment"
+    yield "| variable | |"
+    yield "|---|---|"
+    for variable, text in VARIABLES.items():
+        yield f"| {', '.join(f'`{word}`' for word in variable.split(', '))} | {text} |"
+
+
+def _verb(name: str) -> Iterator[str]:
+    """A section: what `--help` says, with every parameter in a table."""
+    found = program.get_command(click.Context(program), name)
+    assert found is not None
+    context = click.Context(found, info_name=f"fusegen {name}")
+    yield f"## fusegen {name}"
+    yield "```"
+    yield " ".join(("fusegen", name, *found.collect_usage_pieces(context)))
+    yield "```"
+    paragraphs = inspect.cleandoc(found.help or "").split("\n\n")
+    for paragraph in paragraphs:
+        yield escaped(" ".join(paragraph.split()))
+        yield ""
+    yield "| option | default | |"
+    yield "|---|---|---|"
+    for parameter in found.params:
+        if isinstance(parameter, click.Option):
+            yield _option(parameter, context)
+    yield ""
+    yield "```"
+    yield from (line.strip() for line in (found.epilog or "").splitlines()[2:])
+    yield "```"
+    yield ""
+
+
+def _option(option: click.Option, context: click.Context) -> str:
+    value = "" if option.is_flag else f" {option.make_metavar(context)}"
+    default = option.default if option.show_default else None
+    words = escaped(f"`{', '.join(option.opts)}{value}`")
+    return f"| {words} | {_code(default)} | {escaped(option.help or '')} |"
+
+
+def _code(value: object) -> str:
+    return "" if value is None else f"`{value}`"
+
+
+def _answers() -> Iterator[str]:
+    yield "## Answers"
+    yield (
+        "An answer goes to stdout, all messages go to stderr. With `--json` the answer is one"
+        " object whose first keys are `version`, that of its format, and `fusegen`, that of the"
+        f" program: under version {JSON_VERSION} keys may be added, and none is taken away or"
+        " changes its meaning. An error is an answer, too:"
+    )
+    yield "```json"
+    problem = {"file": "mine/recipes/toy.yaml", "line": 3, "column": 1}
+    error = {"kind": "spec", "exit_code": 3, "message": "..."}
+    problems = [{**problem, "message": "unknown key 'colour'"}]
+    example = {"version": JSON_VERSION, "fusegen": "...", "error": {**error, "problems": problems}}
+    yield from json.dumps(example, indent=2).split("\n")
+    yield "```"
+    yield ""
+    yield "| exit code | | kinds of errors |"
+    yield "|---|---|---|"
+    failures = [*(found for _, found in known_errors()), EXTENSION, INTERNAL, INTERRUPTED]
+    for code, text in MEANINGS.items():
+        kinds = dict.fromkeys(each.kind for each in failures if each.code is code)
+        links = ", ".join(f"[`{kind}`](troubleshooting.md#{kind})" for kind in kinds)
+        yield f"| {int(code)} | {text} | {links} |"
+    yield ""
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "specs.md": specs,
+    "cli.md": command_line,
+}
+"""Pages by the names of their files."""
+
+
+def main(words: Sequence[str], folder: Path = FOLDER) -> int:
+    """Write the pages, or with ``--check`` say whether they are as they would be written."""
+    stale = 0
+    for name, lines in PAGES.items():
+        page, wanted = folder / name, "\n".join(lines()).rstrip("\n") + "\n"
+        if page.is_file() and page.read_text(encoding="utf-8") == wanted:
+            continue
+        if "--check" in words:
+            print(f"{name} is out of date; run: python docs/pages.py", file=sys.stderr)
+            stale = 1
+        else:
+            page.write_text(wanted, encoding="utf-8")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""GPUs by the names people have for them: what runs on them, and what their data sheets promise.
+
+Bandwidths and rates are those of NVIDIA's data sheets of each product, without sparsity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TERA = 10**12
+GIGA = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that is sold.
+
+    Attributes:
+        name: what a command line calls it, such as h100_pcie.
+        capability: compute capability.
+        bandwidth: of its memory, bytes per second.
+        rates: of its matrix instructions without sparsity, operations per second, by the bits of
+            an operand's element; sums in fp32.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    bandwidth: float
+    rates: Mapping[int, float]
+
+
+def _gpu(
+    name: str, capability: tuple[int, int], gigabytes: float, teraflops: Mapping[int, float]
+) -> Gpu:
+    rates = {bits: rate * TERA for bits, rate in teraflops.items()}
+    return Gpu(name, capability, gigabytes * GIGA, rates)
+
+
+GPUS = (
+    _gpu("a100", (8, 0), 2039, {16: 312}),
+    _gpu("a100_40gb", (8, 0), 1555, {16: 312}),
+    _gpu("a30", (8, 0), 933, {16: 165}),
+    _gpu("a10", (8, 6), 600, {16: 125}),
+    _gpu("a40", (8, 6), 696, {16: 149.7}),
+    _gpu("l4", (8, 9), 300, {16: 121, 8: 242.5}),
+    _gpu("l40s", (8, 9), 864, {16: 362, 8: 733}),
+    _gpu("h100", (9, 0), 3350, {16: 989.4, 8: 1978.9}),
+    _gpu("h100_pcie", (9, 0), 2000, {16: 756, 8: 1513}),
+    _gpu("h100_nvl", (9, 0), 3900, {16: 835, 8: 1671}),
+    _gpu("h800", (9, 0), 3350, {16: 989.4, 8: 1978.9}),
+    _gpu("h200", (9, 0), 4800, {16: 989.4, 8: 1978.9}),
+    _gpu("gh200", (9, 0), 4000, {16: 989.4, 8: 1978.9}),
+    _gpu("h20", (9, 0), 4000, {16: 148, 8: 296}),
+    _gpu("b200", (10, 0), 8000, {16: 2250, 8: 4500, 4: 9000}),
+)
+"""By compute capability; of each the one that stands for the others first."""
+
+_FILLING = re.compile(r"nvidia|tesla|geforce|sxm[0-9]*")
+"""Words that stand around the name that tells GPUs apart."""
+
+
+def gpu_called(text: str) -> Gpu | None:
+    """The GPU that people call so: `H100`, `NVIDIA H100 80GB HBM3`, `h100-pcie`; None for others.
+
+    Of more words than the table knows the first ones count, as many as name a GPU there: what
+    follows tells apart what runs the same code.
+    """
+    words = [
+        word for word in re.findall(r"[a-z0-9]+", text.lower()) if not _FILLING.fullmatch(word)
+    ]
+    named = {gpu.name: gpu for gpu in GPUS}
+    names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((named[name] for name in names if name in named), None)
