@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
+import graphs
 import mlp
 import pairs
 import torch
 from common import OURS, Case, Outcome
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from fusegen.demo import model as demo_model
 from fusegen.demo.experiment import DemoConfig
@@ -173,60 +172,9 @@ class Subject:
         return found
 
 
-@contextmanager
-def one_graph() -> Iterator[None]:
-    """What is compiled inside is one graph, once.
-
-    Raises:
-        SystemExit: it is not; torch raises what breaks a graph or asks for another one.
-    """
-    torch._dynamo.reset()
-    counters.clear()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        yield
-    graphs, breaks = counters["stats"]["unique_graphs"], dict(counters["graph_break"])
-    if graphs != 1 or breaks:
-        raise SystemExit(f"expected one graph of torch.compile, got {graphs}, breaks: {breaks}")
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A captured step.
-
-    Attributes:
-        graph: of all of it.
-        loss: what a replay writes.
-        step: what was captured. It holds the tensors that the graph reads and does not own, such as
-            a recipe's state: their memory must not become another one's.
-    """
-
-    graph: Any
-    loss: Tensor
-    step: Run
-
-    def __call__(self) -> Tensor:
-        self.graph.replay()
-        return self.loss
-
-
 def capture(training: Training, run: Run) -> Run:
     """The step as one CUDA graph; on the CPU the step itself."""
-    if common.DEVICE == "cpu":
-        return run
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=training.pool, stream=torch.cuda.current_stream()):
-        loss = run()
-    return Replay(graph, loss, run)
-
-
-def own_stream() -> AbstractContextManager[Any]:
-    """A stream that may be captured: steps before, while and after run on the same one."""
-    if common.DEVICE == "cpu":
-        return nullcontext()
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
-    return context
+    return graphs.capture(run, training.pool)
 
 
 @dataclass(frozen=True)
@@ -259,7 +207,7 @@ def prepare(
     training, rate = subject.training, subject.training.config.learning_rate
     eager = partial(subject.step, loss_of)
     still, moved = subject.losses(eager, 0.0), subject.losses(eager, rate)
-    with one_graph():
+    with graphs.one_graph():
         compiled = torch.compile(loss_of, fullgraph=True, dynamic=False, backend=backend)
         run = partial(subject.step, compiled)
         trained, fixed = subject.losses(run, rate), subject.losses(run, 0.0)
@@ -303,7 +251,7 @@ def case_of(config: DemoConfig) -> str:
 def measure(package: Any, config: DemoConfig, *, backend: str = "inductor") -> list[Outcome]:
     """Check every contender, then time their replays in turns."""
     case = case_of(config)
-    with own_stream():
+    with graphs.own_stream():
         training = Training(config)
         expected: list[Tensor] = []
 

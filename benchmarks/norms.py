@@ -1,15 +1,16 @@
-"""Norms of rows against a device copy of the same bytes, and against torch eager and compiled."""
+"""Norms of rows against a device copy of the same bytes, torch eager and compiled, and QuACK."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import bandwidth
 import common
 import torch
+from bandwidth import Call
 from common import OURS, Case, Row
 from torch import Tensor
 from torch.nn import functional
@@ -18,8 +19,8 @@ EPS = 1e-5
 ROWS = (4096, 16384, 65536)
 WIDTHS = (2048, 4096, 8192, 16384)
 QUICK_SIZES = ((64, 256),)
-LARGE = 256 * 2**20
-"""Bytes moved from which the fraction of a copy's bandwidth counts; below, microseconds do."""
+# Of gradients of weight and bias, which torch adds up in bf16 on the CPU.
+TOLERANCE = 2e-2
 
 Formula = Callable[..., Any]
 
@@ -36,129 +37,151 @@ def _l2(x: Tensor) -> Tensor:
     return functional.normalize(x, dim=-1)
 
 
+def _residual_rms(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + residual
+    return _rms(h, weight), h
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm, by torch and by what its cell is called.
 
     Attributes:
         module: of the cell.
-        shared: how many vectors of a row's width it takes: weight, and bias.
-        statistics: numbers that it keeps of a row.
         torch: the same of torch.
+        vectors: how many of a row's width it takes behind x: weight, and bias.
+        statistics: numbers that it keeps of a row.
         sizes: rows and widths that are measured.
+        beside_quack: those of them at which QuACK is, which compiles for every one.
+        residual: whether it takes one, and gives the sum, too.
     """
 
     module: str
-    shared: int
-    statistics: int
     torch: Formula
+    vectors: int
+    statistics: int
     sizes: tuple[tuple[int, int], ...]
+    beside_quack: tuple[tuple[int, int], ...] = ()
+    residual: bool = False
+
+    @property
+    def tensors(self) -> int:
+        """Of rows that the forward moves; the backward, which has y's gradient, one more."""
+        return 4 if self.residual else 2
+
+    def moved(self, rows: int, width: int) -> tuple[int, int]:
+        """Bytes of forward and backward, each read or written once.
+
+        x's gradient and that of the residual are the same values, and count once.
+        """
+        others = rows * self.statistics * 4
+        of_rows = rows * width * 2
+        backward = self.tensors if self.residual else self.tensors + 1
+        return self.tensors * of_rows + others, backward * of_rows + others
 
 
 GRID = tuple((rows, width) for rows in ROWS for width in WIDTHS)
+BESIDE_QUACK = ((4096, 4096), (16384, 4096), (16384, 8192), (16384, 16384))
 NORMS = (
-    Norm("rms_norm", 1, 1, _rms, GRID),
-    Norm("layer_norm", 2, 2, _layer, GRID),
-    Norm("l2_normalization", 0, 1, _l2, ((16384, 4096),)),
+    Norm("rms_norm", _rms, 1, 1, GRID, BESIDE_QUACK),
+    Norm("layer_norm", _layer, 2, 2, GRID, BESIDE_QUACK),
+    Norm("l2_normalization", _l2, 0, 1, ((16384, 4096),)),
 )
+RESIDUAL_SIZES = (
+    *((4096, 2048), (4096, 4096), (4096, 16384)),
+    *((16384, 2048), (16384, 4096), (16384, 8192), (16384, 16384)),
+    *((65536, 2048), (65536, 8192)),
+)
+RESIDUAL = Norm("residual_rms_norm", _residual_rms, 1, 1, RESIDUAL_SIZES, BESIDE_QUACK, True)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Operands of one norm, and what its forward leaves for the backward."""
+    """Operands of one norm.
 
-    dy: Tensor
+    Attributes:
+        gradients: of the results.
+        leaves: what is differentiated, as the forward takes it.
+        saved: what the forward leaves for the backward, as the backward takes it.
+    """
+
+    gradients: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
     saved: tuple[Tensor, ...]
 
 
 def _inputs(package: Any, norm: Norm, rows: int, width: int) -> Inputs:
     x = common.normal(rows, width)
-    vectors = tuple(common.normal(width) for _ in range(norm.shared))
+    vectors = tuple(common.normal(width) for _ in range(norm.vectors))
+    residual = (common.normal(rows, width),) if norm.residual else ()
+    leaves = (x, *vectors, *residual)
     forward = common.op(package, f"{norm.module}__bf16_forward")
-    _, *kept = forward(x, *vectors, *[True] * (1 + norm.shared), EPS)
-    return Inputs(common.normal(rows, width), (x, *vectors), (x, *vectors[:1], *kept))
+    _, *rest = forward(*leaves, *[True] * len(leaves), EPS)
+    kept = rest[1:] if norm.residual else rest
+    source = rest[0] if norm.residual else x
+    gradients = tuple(common.normal(rows, width) for _ in range(1 + norm.residual))
+    return Inputs(gradients, leaves, (source, *vectors[:1], *kept))
 
 
-def _forward(norm: Norm, compiled: Formula, leaves: tuple[Tensor, ...]) -> dict[str, Formula]:
-    return {
-        "torch": lambda _: norm.torch(*leaves),
-        "torch compiled": lambda _: compiled(*leaves),
-    }
-
-
-def _backward(norm: Norm, compiled: Formula, inputs: Inputs) -> dict[str, Formula]:
+def _backwards(norm: Norm, compiled: Formula, inputs: Inputs) -> dict[str, Call]:
     """Backwards of graphs that are kept, so that each call runs them alone."""
     leaves = tuple(leaf.detach().requires_grad_() for leaf in inputs.leaves)
-    results = {"torch": norm.torch(*leaves), "torch compiled": compiled(*leaves)}
 
-    def gradients(y: Tensor, _: int) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(y, leaves, inputs.dy, retain_graph=True)
+    def gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(outputs, leaves, inputs.gradients, retain_graph=True)
 
-    return {name: partial(gradients, y) for name, y in results.items()}
-
-
-def _copy(moved: int) -> Formula:
-    """A copy that reads half of the bytes and writes the other."""
-    source = torch.empty(moved // 2, dtype=torch.uint8, device=common.DEVICE)
-    target = torch.empty_like(source)
-    return lambda _: target.copy_(source)
+    made = {"torch": norm.torch(*leaves), "torch compiled": compiled(*leaves)}
+    return {name: partial(gradients, bandwidth.results(each)) for name, each in made.items()}
 
 
-def _first(result: Any) -> Tensor:
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor
+def _measure(
+    norm: Norm, direction: str, size: tuple[int, int], contenders: dict[str, Call], operands: Any
+) -> Iterator[Row]:
+    """Times of a direction; `operands` are what QuACK is given."""
+    rows, width = size
+    case = f"{norm.module} {direction} {rows} x {width}"
+    bandwidth.require_results(case, contenders[OURS](), contenders["torch"](), TOLERANCE)
+    if size in norm.beside_quack:
+        contenders = bandwidth.with_peers(case, contenders, f"{norm.module} {direction}", operands)
+    forward, backward = norm.moved(rows, width)
+    yield from bandwidth.measure(case, contenders, forward if direction == "forward" else backward)
 
 
-def _measure(case: str, contenders: dict[str, Formula], moved: int) -> Iterator[Row]:
-    """Times of all; the floor is that of the copy in the same rounds."""
-    wanted = _first(contenders["torch"](0))
-    common.require_close(case, _first(contenders[OURS](0)), wanted)
-    samples = common.compare({**contenders, "copy": _copy(moved)})
-    floor = statistics.median(samples["copy"])
-    for name, times in samples.items():
-        median = statistics.median(times)
-        yield common.row(
-            *(case, name, "ms", times),
-            floor=floor,
-            rate=moved / median / 1e9,
-            rate_unit="TB/s",
-            fraction=floor / median,
-            extra={} if moved >= LARGE else {"us_above_copy": (median - floor) * 1e3},
-        )
-
-
-def _both(package: Any, norm: Norm, rows: int, width: int) -> Iterator[Row]:
-    inputs = _inputs(package, norm, rows, width)
+def _both(package: Any, norm: Norm, size: tuple[int, int]) -> Iterator[Row]:
+    inputs = _inputs(package, norm, *size)
     torch.compiler.reset()
     compiled = torch.compile(norm.torch, fullgraph=True, dynamic=False)
-    flags = [True] * (1 + norm.shared)
+    flags = [True] * len(inputs.leaves)
     forward = common.op(package, f"{norm.module}__bf16_forward")
     backward = common.op(package, f"{norm.module}__bf16_backward")
-    asked = flags if norm.shared else []  # an op with one gradient asks for no other
-    scalars = rows * norm.statistics * 4
-    yield from _measure(
-        f"{norm.module} forward {rows} x {width}",
-        {
-            OURS: lambda _: forward(*inputs.leaves, *flags, EPS),
-            **_forward(norm, compiled, inputs.leaves),
-        },
-        2 * rows * width * 2 + scalars,
-    )
-    yield from _measure(
-        f"{norm.module} backward {rows} x {width}",
-        {
-            OURS: lambda _: backward(inputs.dy, *inputs.saved, *asked, EPS),
-            **_backward(norm, compiled, inputs),
-        },
-        3 * rows * width * 2 + scalars,
-    )
+    asked = flags if len(flags) > 1 else []  # an op with one gradient asks for no other
+    taken = (*inputs.gradients, *inputs.saved)
+    forwards = {
+        OURS: lambda: forward(*inputs.leaves, *flags, EPS),
+        "torch": lambda: norm.torch(*inputs.leaves),
+        "torch compiled": lambda: compiled(*inputs.leaves),
+    }
+    yield from _measure(norm, "forward", size, forwards, (*inputs.leaves, EPS))
+    backwards = {
+        OURS: lambda: backward(*taken, *asked, EPS),
+        **_backwards(norm, compiled, inputs),
+    }
+    yield from _measure(norm, "backward", size, backwards, taken)
+
+
+def _cases(norm: Norm, quick: bool) -> Iterator[Case]:
+    package = common.bundle()
+    for size in QUICK_SIZES if quick else norm.sizes:
+        name = f"{norm.module} {size[0]} x {size[1]}"
+        yield Case(name, partial(_both, package, norm, size))
 
 
 def norms(*, quick: bool = False) -> Iterator[Case]:
     """Every norm in both directions, at widths and rows of models."""
-    package = common.bundle()
     for norm in NORMS:
-        for rows, width in QUICK_SIZES if quick else norm.sizes:
-            name = f"{norm.module} {rows} x {width}"
-            yield Case(name, partial(_both, package, norm, rows, width))
+        yield from _cases(norm, quick)
+
+
+def residual_norms(*, quick: bool = False) -> Iterator[Case]:
+    """A residual is added before the norm, and its gradient behind the norm's."""
+    yield from _cases(RESIDUAL, quick)

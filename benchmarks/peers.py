@@ -1,4 +1,4 @@
-"""Other libraries' grouped GEMMs and expert MLPs, where they are installed.
+"""Other libraries' grouped GEMMs, expert MLPs and ops on rows, where they are installed.
 
 Each makes, from operands as ours reads them, a call that computes the same. What a library wants
 laid out otherwise (groups padded to an alignment, an operand transposed, codes and scales of a
@@ -46,8 +46,8 @@ class Peer:
     Attributes:
         module: imported to see whether it is there.
         install: what pip installs.
-        make: a GEMM's (kind; group sizes; x; weight; dy) or an `Expert` -> the call; None where
-            the library has no such one.
+        make: a GEMM's (kind; group sizes; x; weight; dy), an `Expert` or the (kind; operands) of
+            an op on rows -> the call; None where the library has no such one.
         tolerance: relative Frobenius distance that its first result may have.
     """
 
@@ -377,6 +377,102 @@ def _engine_weights(layer: Any, weight: Tensor) -> list[Tensor]:
     return list(made)
 
 
+# ---- ops on rows: norms, softmax, cross entropy
+
+
+def _quack_rows(kind: str, *operands: Any) -> Made | None:
+    """quack-kernels 0.6.5; it compiles for every width, and gradients of norms for 2^i rows."""
+    make = _QUACK_ROWS.get(kind)
+    return make(*operands) if make else None
+
+
+def _quack_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Made:
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    return Made(lambda: norms.rmsnorm_fwd(x, weight, eps=eps, store_rstd=True), _take(0, 2))
+
+
+def _quack_rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Made:
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    return Made(lambda: norms.rmsnorm_bwd(x, weight, dy, rstd), _take(0, 1))
+
+
+def _quack_residual_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Made:
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    words: dict[str, Any] = {"residual": residual, "eps": eps, "store_rstd": True}
+    return Made(lambda: norms.rmsnorm_fwd(x, weight, **words), _take(0, 1, 2))
+
+
+def _quack_residual_rms_norm_backward(
+    dy: Tensor, dh: Tensor, h: Tensor, weight: Tensor, rstd: Tensor
+) -> Made:
+    """dx is one tensor, of x and of the residual."""
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    words: dict[str, Any] = {"dresidual_out": dh, "has_residual": True}
+    return Made(lambda: norms.rmsnorm_bwd(h, weight, dy, rstd, **words), _take(0, 1, 3))
+
+
+def _quack_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Made:
+    """Weight and bias in fp32, which is all it takes."""
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    vectors, words = (weight.float(), bias.float()), {"return_rstd": True, "return_mean": True}
+    return Made(lambda: norms.layernorm_fwd(x, *vectors, eps, **words), _take(0, 2, 1))
+
+
+def _quack_layer_norm_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> Made:
+    norms: Any = importlib.import_module("quack.rmsnorm")
+    return Made(lambda: norms.layernorm_bwd(x, weight, dy, rstd, mean), _take(0, 1, 2))
+
+
+def _quack_softmax(x: Tensor, scale: float) -> Made:
+    """Of scores that were scaled before, as it has no scale."""
+    ops: Any = importlib.import_module("quack.softmax")
+    scores = scale * x
+    return Made(lambda: ops.softmax_fwd(scores), _alone)
+
+
+def _quack_softmax_backward(dy: Tensor, y: Tensor, scale: float) -> Made:
+    ops: Any = importlib.import_module("quack.softmax")
+    gradient = scale * dy
+    return Made(lambda: ops.softmax_bwd(gradient, y), _alone)
+
+
+def _quack_cross_entropy(x: Tensor, targets: Tensor) -> Made:
+    ops: Any = importlib.import_module("quack.cross_entropy")
+    return Made(lambda: ops.cross_entropy_fwd(x, targets, return_lse=True), _take(0, 1))
+
+
+def _quack_cross_entropy_backward(
+    dloss: Tensor, x: Tensor, targets: Tensor, logsumexp: Tensor
+) -> Made:
+    ops: Any = importlib.import_module("quack.cross_entropy")
+    return Made(lambda: ops.cross_entropy_bwd(x, targets, dloss, logsumexp), _alone)
+
+
+def _alone(out: Tensor) -> Results:
+    return (out,)
+
+
+def _take(*places: int) -> Callable[[Any], Results]:
+    """Those of several results that are compared, in this order."""
+    return lambda out: tuple(out[place] for place in places)
+
+
+_QUACK_ROWS: Mapping[str, Callable[..., Made]] = {
+    "rms_norm forward": _quack_rms_norm,
+    "rms_norm backward": _quack_rms_norm_backward,
+    "residual_rms_norm forward": _quack_residual_rms_norm,
+    "residual_rms_norm backward": _quack_residual_rms_norm_backward,
+    "layer_norm forward": _quack_layer_norm,
+    "layer_norm backward": _quack_layer_norm_backward,
+    "softmax forward": _quack_softmax,
+    "softmax backward": _quack_softmax_backward,
+    "cross_entropy forward": _quack_cross_entropy,
+    "cross_entropy backward": _quack_cross_entropy_backward,
+}
+
+
 # ---- who there is
 
 _DEEP_GEMM = ("deep_gemm", "git+https://github.com/deepseek-ai/DeepGEMM")
@@ -387,6 +483,7 @@ PEERS: Mapping[str, Peer] = {
     "DeepGEMM": Peer(*_DEEP_GEMM, _deep_gemm),
 }
 SCALED: Mapping[str, Peer] = {"DeepGEMM": Peer(*_DEEP_GEMM, _deep_gemm_scaled, tolerance=6e-2)}
+ROWS: Mapping[str, Peer] = {"QuACK": Peer("quack", "quack-kernels", _quack_rows, tolerance=2e-2)}
 _RECIPES = {
     "TransformerEngine": "",
     "TransformerEngine fp8_delayed": "DelayedScaling",
@@ -463,6 +560,24 @@ def mlp_steps(peers: Mapping[str, Peer], expert: Expert, expected: Results) -> d
     """
     found = _checked(peers, "the expert MLP", lambda peer: [peer.make(expert)], expected)
     return {name: steps[0] for name, steps in found.items()}
+
+
+def row_calls(
+    peers: Mapping[str, Peer], kind: str, operands: Sequence[Any], expected: Results
+) -> dict[str, Call]:
+    """Each library's call of an op on rows.
+
+    Args:
+        kind: module and direction, such as "rms_norm forward".
+        operands: as our op has them, less the gradients that are asked for.
+        expected: all results of our op.
+    """
+
+    def make(peer: Peer) -> list[Made | None]:
+        return [peer.make(kind, *operands)]
+
+    found = _checked(peers, kind, make, expected)
+    return {name: runs[0] for name, runs in found.items()}
 
 
 def _checked(

@@ -1,13 +1,13 @@
-"""Softmax and cross entropy against the bandwidth of a device copy, torch eager and compiled."""
+"""Softmax and cross entropy against a device copy of the same bytes, torch, and QuACK."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import bandwidth
 import common
 import torch
 from common import OURS, Case, Row
@@ -19,8 +19,13 @@ Formula = Callable[..., Tensor]
 SCALE = 0.125
 ROWS = ((65536, 2048), (32768, 4096), (16384, 8192), (8192, 16384), (4096, 32768))
 """Rows and columns of 256 MiB each: every team, and rows that are read twice."""
+SMALL_ROWS = ((4096, 2048), (4096, 4096), (4096, 8192))
+QUICK_ROWS = ((64, 256),)
+BESIDE_QUACK = ((4096, 4096), (32768, 4096), (16384, 8192), (8192, 16384))
 MATRICES, QUERIES = 32, 2048
 LOGITS = ((16384, 32000), (8192, 128256))
+SMALL_LOGITS = ((1024, 32000),)
+QUICK_LOGITS = ((64, 256),)
 IGNORED = -100
 
 
@@ -59,87 +64,85 @@ class Problem:
     """One op on tensors of one size.
 
     Attributes:
-        name: of the case.
         op: of the bundle.
         formula: the same in torch.
         tensors: that both take.
-        own: that only the formula takes, behind these.
-        scalars: that only the op takes, behind them.
         moved: bytes that are read and written, each once.
+        own: tensors that only the formula takes, behind the others.
+        scalars: that only the op takes, behind the tensors.
+        quack: what QuACK is given; None where it has no such op, or is not asked.
     """
 
-    name: str
     op: str
     formula: Formula
     tensors: tuple[Tensor, ...]
     moved: int
     own: tuple[Tensor, ...] = ()
     scalars: tuple[Any, ...] = (SCALE,)
+    quack: tuple[Any, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Module and direction."""
+        module, _, direction = self.op.rpartition("_")
+        return f"{module.removesuffix('__bf16')} {direction}"
 
 
-def _first(result: Any) -> Tensor:
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor
+def _measure(package: Any, case: str, make: Callable[[], Problem]) -> Iterator[Row]:
+    problem = make()
+    torch.compiler.reset()
+    compiled = torch.compile(problem.formula, fullgraph=True, dynamic=False)
+    op, words = common.op(package, problem.op), (*problem.tensors, *problem.scalars)
+    own = (*problem.tensors, *problem.own)
+    contenders: dict[str, bandwidth.Call] = {
+        OURS: lambda: op(*words),
+        "torch eager": lambda: problem.formula(*own),
+        "torch compiled": lambda: compiled(*own),
+    }
+    bandwidth.require_results(case, contenders[OURS](), contenders["torch eager"]())
+    if problem.quack is not None:
+        contenders = bandwidth.with_peers(case, contenders, problem.kind, problem.quack)
+    yield from bandwidth.measure(case, contenders, problem.moved)
 
 
-def _measure(package: Any, copy: float, problem: Callable[[], Problem]) -> list[Row]:
-    p = problem()
-    compiled = torch.compile(p.formula, fullgraph=True, dynamic=False)
-    ours, words, own = common.op(package, p.op), (*p.tensors, *p.scalars), (*p.tensors, *p.own)
-    common.require_close(p.name, _first(ours(*words)), p.formula(*own))
-    samples: Mapping[str, Any] = common.compare(
-        {
-            OURS: lambda _: ours(*words),
-            "torch eager": lambda _: p.formula(*own),
-            "torch compiled": lambda _: compiled(*own),
-        }
-    )
-    return [
-        common.row(
-            *(p.name, name, "ms", times),
-            floor=p.moved / copy * 1e3,
-            rate=p.moved / statistics.median(times) / 1e9,
-            rate_unit="TB/s",
-            fraction=p.moved / statistics.median(times) * 1e3 / copy,
-        )
-        for name, times in samples.items()
-    ]
+def _beside(size: tuple[int, ...], *words: Any) -> tuple[Any, ...] | None:
+    """What QuACK is given of a softmax, at the sizes where it is asked."""
+    return words if size in BESIDE_QUACK else None
 
 
-def _of_rows(rows: int, columns: int) -> Problem:
-    x = common.normal(rows, columns, scale=8)
-    name, moved = f"softmax {rows}x{columns} forward", 4 * x.numel()
-    return Problem(name, "softmax__bf16_forward", _softmax, (x,), moved)
+def _of_rows(*size: int) -> Problem:
+    x = common.normal(*size, scale=8)
+    quack = _beside(size, x, SCALE)
+    return Problem("softmax__bf16_forward", _softmax, (x,), 4 * x.numel(), quack=quack)
 
 
-def _of_rows_backward(rows: int, columns: int) -> Problem:
-    y, dy = _softmax(common.normal(rows, columns, scale=8)), common.normal(rows, columns)
-    name, moved = f"softmax {rows}x{columns} backward", 6 * y.numel()
-    return Problem(name, "softmax__bf16_backward", _softmax_backward, (dy, y), moved)
+def _of_rows_backward(*size: int) -> Problem:
+    y, dy = _softmax(common.normal(*size, scale=8)), common.normal(*size)
+    quack = _beside(size, dy, y, SCALE)
+    return Problem("softmax__bf16_backward", _softmax_backward, (dy, y), 6 * y.numel(), quack=quack)
 
 
-def _of_causal_rows() -> Problem:
+def _of_causal_rows(matrices: int, queries: int) -> Problem:
     """Half of x is left out, and need not be read."""
-    x = common.normal(MATRICES, QUERIES, QUERIES, scale=8)
-    left_out = torch.ones(QUERIES, QUERIES, dtype=torch.bool, device=common.DEVICE).triu(1)
-    name, moved = "causal_softmax forward", 3 * x.numel()
-    op = "causal_softmax__bf16_forward"
-    return Problem(name, op, _causal, (x,), moved, own=(left_out,))
+    x = common.normal(matrices, queries, queries, scale=8)
+    left_out = torch.ones(queries, queries, dtype=torch.bool, device=common.DEVICE).triu(1)
+    moved = 3 * x.numel()
+    return Problem("causal_softmax__bf16_forward", _causal, (x,), moved, own=(left_out,))
 
 
-def _of_masked_rows() -> Problem:
-    x = common.normal(2, MATRICES // 2, QUERIES, QUERIES, scale=8)
-    mask = (torch.rand(2, QUERIES, QUERIES, device=common.DEVICE) < 0.5).to(torch.uint8)
-    name, moved = "masked_softmax forward", 4 * x.numel() + mask.numel()
-    return Problem(name, "masked_softmax__bf16_forward", _masked, (x, mask), moved)
+def _of_masked_rows(matrices: int, queries: int) -> Problem:
+    x = common.normal(2, matrices // 2, queries, queries, scale=8)
+    mask = (torch.rand(2, queries, queries, device=common.DEVICE) < 0.5).to(torch.uint8)
+    moved = 4 * x.numel() + mask.numel()
+    return Problem("masked_softmax__bf16_forward", _masked, (x, mask), moved)
 
 
 def _of_logits(rows: int, columns: int) -> Problem:
     x = common.normal(rows, columns, scale=4)
     targets = torch.randint(columns, (rows,), device=common.DEVICE)
-    name, moved = f"cross_entropy {rows}x{columns} forward", 2 * x.numel() + 16 * rows
-    op, scalars = "cross_entropy__bf16_forward", (True, IGNORED, 0.0, 0.0)
-    return Problem(name, op, _losses, (x, targets), moved, scalars=scalars)
+    moved, scalars = 2 * x.numel() + 16 * rows, (True, IGNORED, 0.0, 0.0)
+    op, tensors = "cross_entropy__bf16_forward", (x, targets)
+    return Problem(op, _losses, tensors, moved, scalars=scalars, quack=tensors)
 
 
 def _of_logits_backward(rows: int, columns: int) -> Problem:
@@ -147,23 +150,28 @@ def _of_logits_backward(rows: int, columns: int) -> Problem:
     targets = torch.randint(columns, (rows,), device=common.DEVICE)
     dloss = torch.rand(rows, device=common.DEVICE)
     tensors = (dloss, x, targets, torch.logsumexp(x.float(), dim=-1))
-    name, moved = f"cross_entropy {rows}x{columns} backward", 4 * x.numel() + 16 * rows
-    op, scalars = "cross_entropy__bf16_backward", (IGNORED, 0.0, 0.0)
-    return Problem(name, op, _losses_backward, tensors, moved, scalars=scalars)
+    moved, scalars = 4 * x.numel() + 16 * rows, (IGNORED, 0.0, 0.0)
+    op = "cross_entropy__bf16_backward"
+    return Problem(op, _losses_backward, tensors, moved, scalars=scalars, quack=tensors)
 
 
-def softmax() -> Iterator[Case]:
+def _problems(*, quick: bool) -> Iterator[tuple[str, Callable[[], Problem]]]:
+    """Names of all cases, and what makes them."""
+    for size in QUICK_ROWS if quick else (*ROWS, *SMALL_ROWS):
+        name = f"softmax {size[0]}x{size[1]}"
+        yield f"{name} forward", partial(_of_rows, *size)
+        yield f"{name} backward", partial(_of_rows_backward, *size)
+    matrices, queries = (2, 64) if quick else (MATRICES, QUERIES)
+    yield "causal_softmax forward", partial(_of_causal_rows, matrices, queries)
+    yield "masked_softmax forward", partial(_of_masked_rows, matrices, queries)
+    for size in QUICK_LOGITS if quick else (*LOGITS, *SMALL_LOGITS):
+        name = f"cross_entropy {size[0]}x{size[1]}"
+        yield f"{name} forward", partial(_of_logits, *size)
+        yield f"{name} backward", partial(_of_logits_backward, *size)
+
+
+def softmax(*, quick: bool = False) -> Iterator[Case]:
     """Every op and direction; tensors of a case are made when it is measured."""
-    package, copy = common.bundle(), common.copy_rate()
-    problems: dict[str, Callable[[], Problem]] = {}
-    for rows, columns in ROWS:
-        problems[f"softmax {rows}x{columns} forward"] = partial(_of_rows, rows, columns)
-        problems[f"softmax {rows}x{columns} backward"] = partial(_of_rows_backward, rows, columns)
-    problems["causal_softmax forward"] = _of_causal_rows
-    problems["masked_softmax forward"] = _of_masked_rows
-    for rows, columns in LOGITS:
-        name = f"cross_entropy {rows}x{columns}"
-        problems[f"{name} forward"] = partial(_of_logits, rows, columns)
-        problems[f"{name} backward"] = partial(_of_logits_backward, rows, columns)
-    for name, problem in problems.items():
-        yield Case(name, partial(_measure, package, copy, problem))
+    package = common.bundle()
+    for name, problem in _problems(quick=quick):
+        yield Case(name, partial(_measure, package, name, problem))

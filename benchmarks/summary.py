@@ -27,8 +27,12 @@ TITLES = {
     "mlp": "The expert MLP, forward and backward",
     "model": "A training step of a model",
     "layers": "Dense layers",
+    "decoder": "A dense decoder layer",
     "pointwise": "Activations",
     "norms": "Norms of rows",
+    "residual_norms": "Norms of a sum with a residual",
+    "norm_quantize": "Norms that quantise",
+    "dropout": "Dropout",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
@@ -63,15 +67,33 @@ NOTES = {
         "Norm, linear, SwiGLU, linear and residual, forward and backward, tokens x hidden x "
         "intermediate. A recipe quantises weights, too."
     ),
+    "decoder": (
+        "Sequences x tokens, hidden 4096, 32 heads, intermediate 14336; norm, queries, keys and "
+        "values, causal attention of PyTorch's, output and MLP, forward and backward, compiled as "
+        "one graph; *captured*: replayed as one CUDA graph."
+    ),
     "pointwise": "*Of the ceiling*: bandwidth over that of a device copy in the same run.",
     "norms": (
         "Rows x width in bf16; the backward gives gradients of weight and bias, too. *Of the "
         "ceiling*: the time of a device copy of the same bytes in the same rounds, over ours."
     ),
+    "residual_norms": (
+        "Rows x width in bf16; the forward gives the sum, too, the backward adds its gradient to "
+        "the norm's. *Of the ceiling* as for norms; x and the residual have one gradient, whose "
+        "bytes count once."
+    ),
+    "norm_quantize": (
+        "Rows x width in bf16, two copies in e4m3: by a scale of the tensor, or by scales of 128 "
+        "elements. Times of kernels alone, as the profiler saw them, the copy's, too."
+    ),
+    "dropout": (
+        "Rows x width in bf16. *Of the ceiling*: the time of a device copy of the same bytes in "
+        "the same rounds, over ours; the mask has a bit for an element."
+    ),
     "softmax": (
-        "*Of the ceiling*: bandwidth over that of a device copy in the same run, of what is read "
-        "and written once; of a causal softmax half of x, of a cross entropy no result. torch's "
-        "cross entropies compute in fp32, as ours do."
+        "*Of the ceiling*: the time of a device copy of the same bytes in the same rounds, over "
+        "ours, of what is read and written once; of a causal softmax half of x, of a cross entropy "
+        "no result. torch's cross entropies compute in fp32, as ours do."
     ),
     "host": (
         "Microseconds of the host for one call on 128 tokens and matrices of 128 x 128, no wait "

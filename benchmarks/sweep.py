@@ -12,13 +12,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
+import profiled
 import shapes
 from common import bundles
 
@@ -210,12 +210,12 @@ class GpuTimer:
         steps = _steps(self._loaded(recipe), case, self._flush)
         self._check(f"{recipe}, {case}", steps)
         samples: dict[GemmKind, dict[str, list[float]]] = {}
-        with _profiled() as launches:
+        with profiled.profiled() as ran:
             for turn in range(REPEATS):
                 shift = turn % len(steps)
                 for step in steps[shift:] + steps[:shift]:
                     step()
-        for kind, point, milliseconds in launches():
+        for kind, point, milliseconds in _launches(ran()):
             if kind in self._recipes[recipe]:
                 samples.setdefault(kind, {}).setdefault(point, []).append(milliseconds)
         del steps
@@ -280,46 +280,9 @@ def _gradient(
     return y.detach(), gradient
 
 
-@dataclass(frozen=True)
-class Ran:
-    """Something that ran on the device: its name, and microseconds of its begin and end."""
-
-    name: str
-    start: float
-    end: float
-
-
-def alone(ran: Sequence[Ran]) -> Iterator[tuple[str, float]]:
-    """Names and milliseconds, each from when what ran before has ended.
-
-    A kernel may be launched before its predecessor's end, for which it then waits.
-    """
-    ended = 0.0
-    for each in sorted(ran, key=lambda each: each.start):
-        yield each.name, (each.end - max(each.start, ended)) / 1e3
-        ended = max(ended, each.end)
-
-
-@contextmanager
-def _profiled() -> Iterator[Callable[[], list[tuple[GemmKind, str, float]]]]:
-    """GEMMs of ours that run inside: kind, point and milliseconds, once it has ended."""
-    import torch
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
+def _launches(ran: Sequence[profiled.Ran]) -> Iterator[tuple[GemmKind, str, float]]:
+    """GEMMs of ours among what ran: kind, point and milliseconds."""
     selection = importlib.import_module("selection")  # of tests/gpu, where kernel names are read
-    profiler: Any = profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU])
-
-    def launches() -> list[tuple[GemmKind, str, float]]:
-        ran = [
-            Ran(event.name, event.time_range.start, event.time_range.end)
-            for event in profiler.events()
-            if event.device_type == DeviceType.CUDA
-        ]
-        times = ((selection.launch_of(name), milliseconds) for name, milliseconds in alone(ran))
-        return [(GemmKind(each.kind), each.point, time) for each, time in times if each]
-
-    torch.cuda.synchronize()
-    with profiler:
-        yield launches
-        torch.cuda.synchronize()
+    for name, milliseconds in profiled.alone(ran):
+        if launch := selection.launch_of(name):
+            yield GemmKind(launch.kind), launch.point, milliseconds

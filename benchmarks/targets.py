@@ -108,13 +108,15 @@ def load(path: Path = TARGETS) -> list[Target]:
 
 
 def compare(targets: Iterable[Target], results: Iterable[Result]) -> Iterator[Reached]:
-    """Every target whose benchmark has a result on `DEVICE`."""
+    """Every target, where any benchmark has a result on `DEVICE`; else none.
+
+    Those of a benchmark that has no result there have no number.
+    """
     there = (result for result in results if DEVICE in result["environment"]["device"])
     found = {result["name"]: result["rows"] for result in there}
-    for target in targets:
-        if target.benchmark not in found:
-            continue
-        rows = {(row["case"], row["contender"]): row for row in found[target.benchmark]}
+    for target in targets if found else ():
+        given = found.get(target.benchmark, ())
+        rows = {(row["case"], row["contender"]): row for row in given}
         for case, bound in target.bounds.items():
             yield Reached(target, case, bound, _number(target, case, rows))
 

@@ -18,6 +18,8 @@ _OF_ROWS = ("rms_norm", "layer_norm", "l2_normalization", "softmax", "dropout")
 _ADDED = {"residual": "residual", "add_extra_input": "extra"}
 """Ops that add a tensor of the chain, and what they call it."""
 _HALF_WIDTH = ("swiglu", "geglu")
+_PARTS = ("q", "k", "v")
+"""What packed rows are parted into, of which two parts are rotated."""
 _SCALED = {"H": "scaled_srelu", "2 * H": "scaled_swiglu"}
 _DRAWN = "{shape: [2], dtype: int64, differentiable: false, drawn: true}"
 
@@ -59,6 +61,9 @@ class _Chain:
         if op == "reshape":
             self._cut(out, read, width)
             return
+        if op == "rotary_qkv":
+            self._part(out, read, width)
+            return
         if op == "make_extra_output":
             self.widths[f"{out}e"] = result
             out = f"{{y: {out}, extra: {out}e}}"
@@ -79,10 +84,24 @@ class _Chain:
                 f" shape: [{shape}]}}"
             )
 
+    def _part(self, out: str, read: str, width: str) -> None:
+        """A linear layer of packed rows, and its parts in the place of one result."""
+        del self.widths[out]
+        self.widths |= {f"{out}{part}": "H" for part in _PARTS}
+        parts = ", ".join(f"{part}: {out}{part}" for part in _PARTS)
+        interleaved = self.rng.choice(("false", "true"))
+        self.items += [
+            f"  - {{op: linear, as: p{out}, out: {out}p, with: {{x: {read}}},"
+            f" dims: {{K: {width}, N: 3 * H}}}}",
+            f"  - {{op: rotary_qkv, as: o{out}, out: {{{parts}}}, with: {{x: {out}p}},"
+            f" dims: {{V: H}}, attributes: {{interleaved: {interleaved}}}}}",
+        ]
+
     def _op(self, width: str) -> tuple[str, str, str]:
         """An op that reads such a width first, the width of its result, and its dimensions."""
         kinds = ["linear", "linear", "same", "around"]
         kinds += [] if self.grouped else ["rows"]  # of groups, none says what rows past them are
+        kinds += [] if self.grouped else ["parts"]
         kinds += ["half"] if width == "2 * H" else []
         kinds += [] if self.leading else ["scaled"]
         match self.rng.choice(kinds):
@@ -93,6 +112,8 @@ class _Chain:
                 return _SCALED[width], "H", "D: H"
             case "half":
                 return self.rng.choice(_HALF_WIDTH), "H", "D: H"
+            case "parts":
+                return "rotary_qkv", "", ""
             case "around":
                 around = _AROUND if self.grouped else _AROUND_DENSE
                 return self.rng.choice(around), width, f"D: {width}"
@@ -116,11 +137,15 @@ def draw_chain(name: str, rng: Random) -> str:
     for _ in range(rng.randint(1, 7)):
         chain.add()
     items = "\n".join(chain.items)
-    sizes = "grouped_linear" in items
+    sizes, tables = "grouped_linear" in items, "rotary_qkv" in items
+    rows = "T..." if chain.leading else "T"
+    table = f"{{shape: [{rows}, P], dtype: float32, differentiable: false}}"
+    symbols = f"T: tokens, {'E: groups, ' if sizes else ''}H: hidden{', P: pairs' * tables}"
     lines = [
         f"edition: 1\nmodule: {name}\nclass: Drawn\nsummary: drawn at random",
-        f"dims: {{T: tokens, {'E: groups, ' if sizes else ''}H: hidden}}",
-        f"inputs:\n  x: {{shape: [T{'...' if chain.leading else ''}, H], role: input}}",
+        f"dims: {{{symbols}}}",
+        f"inputs:\n  x: {{shape: [{rows}, H], role: input}}",
+        *([f"  cos: {table}\n  sin: {table}"] if tables else []),
         *(["  split_sizes: {shape: [E], dtype: int64, differentiable: false}"] if sizes else []),
         *(["  probs: {shape: [T], dtype: float32}"] if "probs" in items else []),
         *([f"  random: {_DRAWN}"] if "dropout" in items else []),

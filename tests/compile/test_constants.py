@@ -41,6 +41,7 @@ CELLS = (
     Cell("residual_rms_norm", "bf16"),
     Cell("rms_norm_linear", "mxfp8"),
     Cell("rotary", "bf16"),
+    Cell("rotary_qkv", "bf16"),
     Cell("softmax", "bf16"),
     Cell("cross_entropy", "bf16"),
     Cell("dropout", "bf16"),

@@ -1,4 +1,7 @@
-"""Rotary embeddings on the CPU: both pairings, both directions, every number of heads."""
+"""Rotary embeddings on the CPU: both pairings, both directions, every number of heads.
+
+Alone, and where packed rows become queries, keys and values.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,39 @@ class _Arguments(ctypes.Structure):
     ]
 
 
+_QKV_SIZES = [
+    ("rows", Long),
+    ("columns", Long),
+    ("key_values", Long),
+    ("pairs", Long),
+    ("queries_per_key", Long),
+    ("interleaved", ctypes.c_bool),
+]
+
+
+class _QkvArguments(ctypes.Structure):
+    _fields_ = [
+        *((name, Pointer) for name in ("x", "cos", "sin", "queries", "keys", "values")),
+        *_QKV_SIZES,
+    ]
+
+
+class _QkvGradArguments(ctypes.Structure):
+    _fields_ = [
+        *((name, Pointer) for name in ("queries", "keys", "values", "cos", "sin", "dx")),
+        *_QKV_SIZES,
+    ]
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return launches(tmp_path_factory.mktemp("rotary"), "rotary", rotary="RotaryArguments")
+    return launches(
+        tmp_path_factory.mktemp("rotary"),
+        "rotary",
+        rotary="RotaryArguments",
+        rotary_qkv="RotaryQkvArguments",
+        rotary_qkv_grad="RotaryQkvGradArguments",
+    )
 
 
 def rotary(
@@ -105,3 +138,88 @@ def test_sizes_that_no_kernel_has(kernels: Kernels, columns: int, pairs: int, me
 def test_no_rows(kernels: Kernels) -> None:
     x, angles = given(0, 2, 8, torch.float16)
     assert rotary(kernels, x, angles, interleaved=False).numel() == 0
+
+
+# ---- packed rows
+
+QUERIES_PER_KEY = (1, 3, 4)
+
+
+def parted(
+    kernels: Kernels, x: Tensor, angles: Tensor, ratio: int, *, interleaved: bool
+) -> list[Tensor]:
+    """Queries [T, R V], keys and values [T, V] of packed rows [T, (R + 2) V]."""
+    rows, columns = x.shape
+    width = columns // (ratio + 2)
+    cos, sin = angles.cos(), angles.sin()
+    widths = (ratio * width, width, width)
+    outputs = [Buffer(2 * rows * each, "cpu") for each in widths]
+    arguments = _QkvArguments(
+        *map(address, (x, cos, sin, *outputs)),
+        rows, columns, width, angles.shape[1], ratio, interleaved,
+    )  # fmt: skip
+    kernels.call("run_rotary_qkv", int(x.dtype == torch.float16), arguments)
+    views = zip(outputs, widths, strict=True)
+    return [output.bytes().view(x.dtype).view(rows, each) for output, each in views]
+
+
+def packed(
+    kernels: Kernels, parts: list[Tensor], angles: Tensor, ratio: int, *, interleaved: bool
+) -> Tensor:
+    """The gradient of packed rows, of those of their parts."""
+    rows, width = parts[1].shape
+    columns = (ratio + 2) * width
+    cos, sin, output = angles.cos(), angles.sin(), Buffer(2 * rows * columns, "cpu")
+    arguments = _QkvGradArguments(
+        *map(address, (*parts, cos, sin, output)),
+        rows, columns, width, angles.shape[1], ratio, interleaved,
+    )  # fmt: skip
+    half = parts[0].dtype == torch.float16
+    kernels.call("run_rotary_qkv_grad", int(half), arguments)
+    return output.bytes().view(parts[0].dtype).view(rows, columns)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", (False, True))
+@pytest.mark.parametrize("ratio", QUERIES_PER_KEY)
+@pytest.mark.parametrize(("key_heads", "pairs"), [(1, 8), (2, 24), (3, 64), (4, 8)])
+def test_queries_and_keys_are_rotated_and_values_are_copied(
+    kernels: Kernels, key_heads: int, pairs: int, ratio: int, interleaved: bool, dtype: torch.dtype
+) -> None:
+    """Both ways; threads whose heads are of one part, and of two or three."""
+    x, angles = given(37, (ratio + 2) * key_heads, pairs, dtype)
+    widths = [2 * pairs * key_heads * heads for heads in (ratio, 1, 1)]
+    found = parted(kernels, x, angles, ratio, interleaved=interleaved)
+    back = packed(kernels, found, angles, ratio, interleaved=interleaved)
+    queries, keys, values = x.split(widths, 1)
+    rotated = [exact(each, angles, interleaved=interleaved) for each in (queries, keys)]
+    for got, wanted in zip(found, (*rotated, values), strict=True):
+        assert torch.equal(got, wanted)
+    returned = [exact(each, -angles, interleaved=interleaved) for each in rotated]
+    assert torch.equal(back, torch.cat((*returned, values), 1))
+
+
+@pytest.mark.parametrize(
+    ("columns", "key_values", "ratio", "message"),
+    [
+        (64, 16, 0, "queries_per_key: at least 1"),
+        (48, 24, 1, "key_values: a multiple of a head's"),
+        (64, 16, 1, "columns: those of queries, of keys and of values"),
+        (56, 16, 1, "columns: a multiple of a head's"),
+    ],
+)
+def test_widths_that_make_no_row(
+    kernels: Kernels, columns: int, key_values: int, ratio: int, message: str
+) -> None:
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    for name, struct in (("", _QkvArguments), ("_grad", _QkvGradArguments)):
+        arguments = struct(*[address(x)] * 6, 1, columns, key_values, 8, ratio, False)
+        with pytest.raises(AssertionError, match=message):
+            kernels.call(f"run_rotary_qkv{name}", 0, arguments)
+
+
+def test_no_packed_rows(kernels: Kernels) -> None:
+    x, angles = given(0, 3, 8, torch.float16)
+    parts = parted(kernels, x, angles, 1, interleaved=False)
+    assert [each.numel() for each in parts] == [0, 0, 0]
+    assert packed(kernels, parts, angles, 1, interleaved=False).numel() == 0

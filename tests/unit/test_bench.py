@@ -438,6 +438,19 @@ def test_what_comes_of_a_target(
     assert not list(targets.compare([targets.Target.parse(entry)], [measured_on("NVIDIA H100")]))
 
 
+def test_a_target_that_was_not_measured_is_not_met(benchmarks: bench.Benchmarks) -> None:
+    targets, summary = benchmarks.module("targets"), benchmarks.module("summary")
+    result = measured_on("NVIDIA H200")
+    entries = [aim(value="fraction", at_least={"c": 0}), aim(value="fraction", benchmark="mlp")]
+    found = list(targets.compare(map(targets.Target.parse, entries), [result]))
+    assert [(each.case, each.number, each.met) for each in found] == [
+        ("c", None, False),
+        ("a", None, False),
+    ]
+    page = summary.aims(found)
+    assert "0 of 2 are met" in page and page.count("| not measured | **no** |") == 2
+
+
 def test_a_number_is_compared_as_it_is_shown(benchmarks: bench.Benchmarks) -> None:
     target = benchmarks.module("targets").Target.parse(aim(value="fraction"))
     assert target.met(1.9996, 2) and not target.met(1.9994, 2)
@@ -615,7 +628,8 @@ def test_a_case_is_timed_under_every_point(
     def profiled() -> Iterator[Any]:
         yield lambda: launches
 
-    monkeypatch.setattr(module, "_profiled", profiled)
+    monkeypatch.setattr(module.profiled, "profiled", profiled)
+    monkeypatch.setattr(module, "_launches", lambda ran: ran)
     found = timer(recipe, Case(3, 100, 16, 32))
     expected = {
         kind: {variant.points[kind]: 10.0 * place + 2 for place, variant in enumerate(made)}
@@ -631,7 +645,7 @@ def test_a_case_is_timed_under_every_point(
 def test_a_kernel_that_waits_for_another_is_not_charged_for_it(
     benchmarks: bench.Benchmarks,
 ) -> None:
-    module = benchmarks.module("sweep")
+    module = benchmarks.module("profiled")
     ran = [
         module.Ran("waits", 1500, 4000),
         module.Ran("first", 1000, 3000),

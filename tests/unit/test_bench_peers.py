@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -187,6 +188,161 @@ def test_gemms_of_quack(
     after = run()
     again = after.clone() if kind == "wgrad, added" else None
     assert again is None or not torch.equal(run(), again), "what is added to grows"
+
+
+# ---- QuACK's ops on rows, with its parameters by name and place
+
+ROWS, WIDTH = 24, 64
+EPS = 1e-5
+
+
+def statistics_of(x: Any) -> Any:
+    return torch.rsqrt(x.float().square().mean(-1) + EPS)
+
+
+def rms_norm(x: Any, weight: Any) -> Any:
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, EPS)
+
+
+def gradients(function: Any, leaves: Any, dy: Any) -> Any:
+    leaves = [each.detach().requires_grad_() for each in leaves]
+    return torch.autograd.grad(function(*leaves), leaves, dy)
+
+
+def quack_norms() -> Any:
+    def rmsnorm_fwd(
+        x: Any,
+        weight: Any = None,
+        bias: Any = None,
+        residual: Any = None,
+        *,
+        eps: float,
+        store_rstd: bool,
+    ) -> Any:
+        assert bias is None and store_rstd and eps == EPS
+        total = x if residual is None else x + residual
+        return rms_norm(total, weight), total, statistics_of(total)
+
+    def rmsnorm_bwd(
+        x: Any,
+        weight: Any,
+        dout: Any,
+        rstd: Any,
+        dresidual_out: Any = None,
+        has_bias: bool = False,
+        has_residual: bool = False,
+    ) -> Any:
+        assert torch.equal(rstd, statistics_of(x)) and not has_bias
+        assert has_residual == (dresidual_out is not None)
+        dx, dweight = gradients(rms_norm, (x, weight), dout)
+        dx = dx if dresidual_out is None else dx + dresidual_out
+        return dx, dweight, None, dx if has_residual else None
+
+    def layernorm_fwd(
+        x: Any, weight: Any, bias: Any, eps: float, return_rstd: bool, return_mean: bool
+    ) -> Any:
+        assert weight.dtype == bias.dtype == torch.float32 and return_rstd and return_mean
+        y = layer_norm(x.float(), weight, bias).to(x.dtype)
+        return y, statistics_of(x - x.float().mean(-1, keepdim=True)), x.float().mean(-1)
+
+    def layernorm_bwd(
+        x: Any, weight: Any, dout: Any, rstd: Any, mean: Any, has_bias: bool = True
+    ) -> Any:
+        assert has_bias and torch.equal(mean, x.float().mean(-1)) and rstd.shape == mean.shape
+        return gradients(layer_norm, (x, weight, torch.zeros_like(weight)), dout)
+
+    return SimpleNamespace(
+        rmsnorm_fwd=rmsnorm_fwd,
+        rmsnorm_bwd=rmsnorm_bwd,
+        layernorm_fwd=layernorm_fwd,
+        layernorm_bwd=layernorm_bwd,
+    )
+
+
+def quack_losses() -> Any:
+    def cross_entropy_fwd(x: Any, target: Any, *, return_lse: bool) -> Any:
+        assert return_lse
+        loss = torch.nn.functional.cross_entropy(x.float(), target, reduction="none")
+        return loss, x.float().logsumexp(-1)
+
+    def cross_entropy_bwd(x: Any, target: Any, dloss: Any, lse: Any) -> Any:
+        hit = torch.nn.functional.one_hot(target, x.shape[-1])
+        return (dloss[:, None] * ((x.float() - lse[:, None]).exp() - hit)).to(x.dtype)
+
+    return SimpleNamespace(cross_entropy_fwd=cross_entropy_fwd, cross_entropy_bwd=cross_entropy_bwd)
+
+
+def quack_softmax() -> Any:
+    def softmax_bwd(dy: Any, y: Any) -> Any:
+        dot = (dy.float() * y.float()).sum(-1, keepdim=True)
+        return (y.float() * (dy.float() - dot)).to(y.dtype)
+
+    return SimpleNamespace(
+        softmax_fwd=lambda x: x.float().softmax(-1).to(x.dtype), softmax_bwd=softmax_bwd
+    )
+
+
+@pytest.fixture
+def rows(peers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Benchmarks of ops on rows beside QuACK: their rows by case, once with contenders."""
+    benchmarks = bench.find()
+    common, bandwidth = benchmarks.module("common"), benchmarks.module("bandwidth")
+    modules = {
+        "rmsnorm": quack_norms(),
+        "softmax": quack_softmax(),
+        "cross_entropy": quack_losses(),
+    }
+    monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, f"quack.{name}", module)
+    monkeypatch.setattr(bandwidth, "_installed", lambda: peers.ROWS)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(common, "compare", lambda them: {name: [2.0] for name in them})
+
+    def measured(module: str, function: str, **sizes: Any) -> dict[str, set[str]]:
+        for name, value in sizes.items():
+            monkeypatch.setattr(benchmarks.module(module), name, value)
+        found: dict[str, set[str]] = {}
+        for row in common.outcomes(getattr(benchmarks.module(module), function)(quick=True)):
+            assert not isinstance(row, common.Failure), row.error
+            found.setdefault(row.case, set()).add(row.contender)
+        return found
+
+    return measured
+
+
+TORCH = {"fusegen", "torch", "torch compiled", "copy"}
+EAGER = {"fusegen", "torch eager", "torch compiled", "copy"}
+
+
+def test_norms_stand_beside_quack_where_it_is_asked(rows: Any) -> None:
+    module = bench.find().module("norms")
+    size = (ROWS, WIDTH)
+    asked = [replace(each, beside_quack=(size,)) for each in module.NORMS]
+    sizes = {"QUICK_SIZES": (size, (ROWS, 2 * WIDTH))}
+    found = rows("norms", "norms", NORMS=asked, **sizes)
+    residual = replace(module.RESIDUAL, beside_quack=(size,))
+    found |= rows("norms", "residual_norms", RESIDUAL=residual)
+    for norm in ("rms_norm", "layer_norm", "residual_rms_norm"):
+        for direction in ("forward", "backward"):
+            case = f"{norm} {direction} {ROWS} x"
+            assert found[f"{case} {WIDTH}"] == TORCH | {"QuACK"}
+            assert found[f"{case} {2 * WIDTH}"] == TORCH
+    assert found[f"l2_normalization forward {ROWS} x {WIDTH}"] == TORCH, "it has none"
+
+
+def test_softmax_and_losses_stand_beside_quack(rows: Any) -> None:
+    size = (ROWS, WIDTH)
+    sizes = {"QUICK_ROWS": (size,), "QUICK_LOGITS": (size,), "BESIDE_QUACK": (size,)}
+    found = rows("softmax", "softmax", **sizes)
+    for op in ("softmax", "cross_entropy"):
+        for direction in ("forward", "backward"):
+            assert found[f"{op} {ROWS}x{WIDTH} {direction}"] == EAGER | {"QuACK"}
+    assert found["causal_softmax forward"] == found["masked_softmax forward"] == EAGER
 
 
 # ---- TransformerEngine and torchao

@@ -41,7 +41,6 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name != "scale_bias")
-IN_NORM_QKV = tuple(name for name in IN_MLPS if name != "weight_cache")  # its spec says without
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -81,8 +80,10 @@ INHERITED = {
     "norm_mlp": IN_MLPS,
     "norm_mlp_srelu": IN_MLPS,
     "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),
-    "norm_qkv": IN_NORM_QKV,
-    "norm_qkv_interleaved": IN_NORM_QKV,
+    "norm_qkv": IN_MLPS,
+    "norm_qkv_gqa_4": IN_MLPS,
+    "norm_qkv_gqa_8": IN_MLPS,
+    "norm_qkv_interleaved": IN_MLPS,
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
     "quantize": ("ranges", "debug"),
@@ -93,6 +94,7 @@ INHERITED = {
     "rms_norm": ("ranges",),
     "rms_norm_linear": IN_MLPS,
     "rotary": ("ranges",),
+    "rotary_qkv": ("ranges",),
     "scaled_clamped_qgeglu": IN_GATED,
     "scaled_situglu": IN_GATED,
     "scaled_srelu": ("ranges",),

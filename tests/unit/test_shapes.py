@@ -20,6 +20,7 @@ from fusegen.ir.shapes import (
     Sym,
     add,
     collected,
+    equal,
     evaluate,
     mul,
     parse_expr,
@@ -121,6 +122,22 @@ def test_terms_that_differ_by_a_number_are_one() -> None:
     terms = [parse_expr(text) for text in ("2 * T * K", "T", "4 * T * K", "T", "8")]
     assert to_markdown(collected(terms)) == "6 T K + 2 T + 8"
     assert collected([]) == Const(0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("6 * V", "4 * V + 2 * V"),
+        ("(R + 2) * V", "V * R + 2 * V"),
+        ("(A + B) * (A - B)", "A * A - B * B"),
+        ("2 * ceildiv(T, 8) + 1", "1 + ceildiv(T, 8) + ceildiv(T, 8)"),
+        ("V - V", "0"),
+    ],
+)
+def test_expressions_of_one_polynomial_are_equal(one: str, other: str) -> None:
+    assert equal(parse_expr(one), parse_expr(other))
+    assert not equal(parse_expr(one), parse_expr(f"{other} + 1"))
+    assert not equal(parse_expr(one), parse_expr(f"2 * ({other}) + V"))
 
 
 @given(expressions())

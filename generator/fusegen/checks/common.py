@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..ir.dtypes import DType
-from ..ir.shapes import Const
+from ..ir.shapes import LARGEST, Const
 from ..spec.diagnostics import Problem, did_you_mean
 from ..spec.load import Source
-from ..spec.op import AttributeSpec, TensorSpec
+from ..spec.op import AttributeSpec, OpSpec, TensorSpec
 
 _KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
 
@@ -51,6 +51,13 @@ def range_problem(attribute: AttributeSpec, value: object) -> str:
     if isinstance(value, int | float) and least <= value <= largest:
         return ""
     return f"expected a number from {least:g} to {largest:g}, got {value!r}"
+
+
+def count_problem(op: OpSpec, name: str, value: object) -> str:
+    """What is wrong with a number that shapes of the op hold; empty where nothing is."""
+    if name not in op.counts or (isinstance(value, int) and 1 <= value <= LARGEST):
+        return ""
+    return f"shapes hold {name!r}: expected a number from 1 to {LARGEST}, got {value!r}"
 
 
 def check_drawn(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:

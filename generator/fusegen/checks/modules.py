@@ -11,7 +11,7 @@ from ..ir.naming import gradient
 from ..ir.shapes import Shape, symbols
 from ..ir.words import Broadcast
 from ..options import OPTIONS
-from ..spec.chains import outputs_of, prefix_of, reads_of, results_of
+from ..spec.chains import outputs_of, prefix_of, reads_of, results_of, sizes_of
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
 from ..spec.module import ChainItem, ModuleSpec
@@ -23,6 +23,7 @@ from .common import (
     check_drawn,
     check_input_types,
     check_symbols,
+    count_problem,
     fits,
     range_problem,
     unknown,
@@ -114,8 +115,9 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         reads = reads_of(item, op, previous)
         first = next(iter(reads.values()))
         known = available[first].shape if first in available else None
+        sizes = sizes_of(item, op)
         for name, spec in op.inputs.items():
-            shape = op.shape_of(spec, item.dims, known or spec.shape)
+            shape = op.shape_of(spec, sizes, known or spec.shape)
             yield from _check_reading(item, spec, shape, reads[name], available, source, index)
             other = drawing.setdefault(reads[name], item.as_ or item.op) if spec.drawn else ""
             if other not in ("", item.as_ or item.op):
@@ -134,7 +136,7 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
                     "chain",
                     index,
                 )
-            shape = op.shape_of(spec, item.dims, known or spec.shape, item.shape)
+            shape = op.shape_of(spec, sizes, known or spec.shape, item.shape)
             available[name] = replace(spec, shape=shape.led_by(leading))
         previous = results[0]
     yield from _check_rows(module, specs, source)
@@ -398,6 +400,6 @@ def _check_item(
             continue
         reason = f"expected {op.attributes[name].type.value}, got {value!r}"
         if fits(op.attributes[name], value):
-            reason = range_problem(op.attributes[name], value)
+            reason = range_problem(op.attributes[name], value) or count_problem(op, name, value)
         if reason:
             yield source.problem(reason, *path, "attributes", name)

@@ -19,6 +19,7 @@ from .common import (
     check_input_types,
     check_symbols,
     check_type,
+    count_problem,
     fits,
     range_problem,
     unknown,
@@ -60,6 +61,8 @@ def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
             )
         else:
             yield from _check_range(name, attribute, source)
+            if reason := count_problem(op, name, attribute.default):
+                yield source.problem(reason, "attributes", name, "default")
     yield from check_drawn(op.inputs, source)
     yield from _check_dims(op, source)
     if not op.inputs or not op.outputs:
@@ -136,8 +139,16 @@ def _check_attributes(op: OpSpec, source: Source) -> Iterator[Problem]:
 def _check_tensor(
     op: OpSpec, section: str, name: str, tensor: TensorSpec, source: Source
 ) -> Iterator[Problem]:
-    for symbol in sorted(tensor.shape.symbols()):
-        yield from unknown(source, "dimension", symbol, op.dims, section, name, "shape")
+    for symbol in sorted(tensor.shape.symbols() - {*op.counts}):
+        if symbol in op.attributes:
+            yield source.problem(
+                f"{symbol!r} is no static attribute of type int, so no shape may hold it",
+                section,
+                name,
+                "shape",
+            )
+        else:
+            yield from unknown(source, "dimension", symbol, op.dims, section, name, "shape")
     if tensor.interleave:
         yield from unknown(
             source, "attribute", tensor.interleave, op.attributes, section, name, "interleave"

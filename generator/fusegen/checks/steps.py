@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..ir.naming import gradient
+from ..ir.shapes import Const, Expr, Sym
 from ..spec.diagnostics import Problem
 from ..spec.load import Source
 from ..spec.op import OpSpec, StepSpec, TensorSpec
 from ..steps import definition
-from ..steps.sizes import Sizes, bind, spelled
+from ..steps.definition import StepDef
+from ..steps.sizes import Sizes, bind, sizes_of, spelled, unequal
 
 
 def check_step_tensors(
@@ -22,6 +24,7 @@ def check_step_tensors(
     tensors = _tensors(op)
     slots = {slot: tensors[name] for slot, name in step.slots if name in tensors}
     sizes: Sizes = {}
+    fitting = True
     for slot in (*signature.slots, *signature.results):
         if slot not in slots:
             continue
@@ -30,6 +33,7 @@ def check_step_tensors(
             yield source.problem(f"{words} takes {', '.join(rules)}, not {slot!r}", *path, slot)
             continue
         if not bind(rules[slot], spec.shape, sizes):
+            fitting = False
             yield source.problem(
                 f"expected {_expected(rules[slot], sizes)} for {slot!r}, got {spec.shape}: {words}"
                 f" has {_rule_text(rules)}",
@@ -44,6 +48,27 @@ def check_step_tensors(
                 *path,
                 slot,
             )
+    if fitting and {*rules} <= {*slots}:
+        for problem in _unequal(signature, step, sizes):
+            yield source.problem(f"{words}: {problem}", *path)
+
+
+def _unequal(signature: StepDef, step: StepSpec, sizes: Sizes) -> Iterator[str]:
+    """What is wrong with sizes that follow from others and from integers of the op."""
+    found = {
+        name.removesuffix("..."): tuple(size for size in given if not isinstance(size, str))
+        for name, given in sizes.items()
+    }
+    named = {name: _count(value) for name, value in step.attributes}
+    counts = {name: value for name, value in named.items() if value is not None}
+    yield from unequal(signature, sizes_of(signature, found), counts)
+
+
+def _count(value: float | int | bool | str) -> Expr | None:
+    """An attribute as shapes have it: the op's by its name; None of what is no integer."""
+    if isinstance(value, str):
+        return Sym(value)
+    return Const(value) if type(value) is int else None
 
 
 def _tensors(op: OpSpec) -> Mapping[str, TensorSpec]:

@@ -27,6 +27,8 @@ from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .rotary import ROTARY
+from .rotary_qkv import ROTARY_QKV
+from .rotary_qkv_grad import ROTARY_QKV_GRAD
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -59,6 +61,8 @@ SHIPPED: tuple[Family, ...] = (
     DROPOUT,
     DROPOUT_GRAD,
     ROTARY,
+    ROTARY_QKV,
+    ROTARY_QKV_GRAD,
 )
 """Families that come with fusegen."""
 

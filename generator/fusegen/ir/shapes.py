@@ -32,7 +32,8 @@ _INFIX = {Operator.ADD: 1, Operator.SUB: 1, Operator.MUL: 2, Operator.FLOORDIV: 
 _DIVIDING = (Operator.FLOORDIV, Operator.CEILDIV, Operator.ALIGN)
 LONGEST = 200
 """Characters of a size that a person writes."""
-_MOST = 2**31 - 1
+LARGEST = 2**31 - 1
+"""Number that a person writes in a size, at most."""
 _APPLY: dict[Operator, Callable[[int, int], int]] = {
     Operator.ADD: lambda a, b: a + b,
     Operator.SUB: lambda a, b: a - b,
@@ -179,6 +180,37 @@ def collected(terms: Iterable[Expr]) -> Expr:
     return total(tuple(mul(Const(count), product(rest)) for rest, count in counts.items()))
 
 
+def _terms(expr: Expr) -> dict[tuple[str, ...], int]:
+    """Coefficients of the products whose sum an expression is; a quotient counts as a name."""
+    match expr:
+        case Const(value=value):
+            return {(): value} if value else {}
+        case Binary(operator=Operator.ADD | Operator.SUB as operator, left=left, right=right):
+            sign = 1 if operator is Operator.ADD else -1
+            return _summed(
+                (*_terms(left).items(), *((n, sign * c) for n, c in _terms(right).items()))
+            )
+        case Binary(operator=Operator.MUL, left=left, right=right):
+            pairs = (
+                (one, other) for one in _terms(left).items() for other in _terms(right).items()
+            )
+            return _summed(((*sorted((*n, *m)),), c * d) for (n, c), (m, d) in pairs)
+    return {(to_python(expr),): 1}
+
+
+def _summed(terms: Iterable[tuple[tuple[str, ...], int]]) -> dict[tuple[str, ...], int]:
+    """Terms by their names, those that cancel left out."""
+    counts: dict[tuple[str, ...], int] = {}
+    for names, count in terms:
+        counts[names] = counts.get(names, 0) + count
+    return {names: count for names, count in counts.items() if count}
+
+
+def equal(one: Expr, other: Expr) -> bool:
+    """Whether two expressions are one polynomial: 6 V is 4 V + 2 V, and 2 (V + 2 V)."""
+    return _terms(one) == _terms(other)
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """How an expression divides where one of its names does.
@@ -254,8 +286,8 @@ def parse_expr(text: str | int, longest: int = LONGEST) -> Expr:
 
 def _bounded(expr: Expr) -> Expr:
     """A size that a person writes; what comes of several is computed in 64 bits."""
-    if isinstance(expr, Const) and expr.value > _MOST:
-        raise ValueError(f"a size is {_MOST} at most, got {expr}")
+    if isinstance(expr, Const) and expr.value > LARGEST:
+        raise ValueError(f"a size is {LARGEST} at most, got {expr}")
     return expr
 
 

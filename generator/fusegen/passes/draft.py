@@ -54,7 +54,7 @@ class Instance:
         item: its prefix; empty for a module of one op.
         op: its spec.
         tensors: the op's tensor names -> the module's buffers; without results that are aliases.
-        dims: the op's symbols -> expressions in the module's symbols.
+        dims: what names in the op's shapes stand for, in the module's symbols.
         attributes: the op's scalars -> the module's, or the value of a static one.
     """
 

@@ -9,7 +9,7 @@ from ..ir.naming import parameter_argument
 from ..ir.shapes import Shape, Sym
 from ..ir.step import AttributeRef, Operand, Step
 from ..ir.words import Init
-from ..spec.chains import chain_of, outputs_of, prefix_of
+from ..spec.chains import chain_of, outputs_of, prefix_of, sizes_of
 from ..spec.module import ChainItem, ModuleSpec
 from ..spec.op import OpSpec, StepSpec, TensorSpec
 from ..steps import definition
@@ -21,10 +21,13 @@ from .draft import Draft, Instance
 def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
     """Name every tensor of every op in the module's terms and string the forward steps together."""
     chain = chain_of(module)
-    module_inputs = module.inputs or ops[chain[0].op].inputs
+    first = ops[chain[0].op]
+    module_inputs = module.inputs or first.inputs
+    sizes = {} if module.inputs else sizes_of(chain[0], first)
     leading = next(iter(module_inputs.values())).shape.leading
     buffers = {
-        name: _buffer(name, spec, spec.shape, leading) for name, spec in module_inputs.items()
+        name: _buffer(name, spec, spec.shape.substitute(sizes), leading)
+        for name, spec in module_inputs.items()
     }
     instances: list[Instance] = []
     parameters: list[Parameter] = []
@@ -69,7 +72,7 @@ def _instance(item: ChainItem, op: OpSpec, tensors: Mapping[str, str]) -> Instan
         item=item.as_ or "",
         op=op,
         tensors=tensors,
-        dims={symbol: item.dims.get(symbol, Sym(symbol)) for symbol in op.dims},
+        dims={**{symbol: Sym(symbol) for symbol in op.dims}, **sizes_of(item, op)},
         attributes={
             name: item.attributes.get(name, spec.default)
             if spec.static

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..ir.shapes import Const, Expr
 from .module import ChainItem, ModuleSpec
 from .op import OpSpec
 
@@ -16,6 +17,16 @@ def chain_of(module: ModuleSpec) -> tuple[ChainItem, ...]:
 def prefix_of(item: ChainItem) -> str:
     """What the names of an op's own tensors and scalars begin with."""
     return f"{item.as_}_" if item.as_ else ""
+
+
+def sizes_of(item: ChainItem, op: OpSpec) -> dict[str, Expr]:
+    """What names in the shapes of an op stand for in a chain; others stand for themselves.
+
+    Dimensions are those that the chain says, counts are numbers.
+    """
+    counts = {name: item.attributes.get(name, op.attributes[name].default) for name in op.counts}
+    numbers = {name: Const(n) for name, n in counts.items() if type(n) is int and n > 0}
+    return {**item.dims, **numbers}
 
 
 def reads_of(item: ChainItem, op: OpSpec, previous: str) -> dict[str, str]:

@@ -73,6 +73,11 @@ class AttributeSpec:
     range: tuple[float, float] | None = None
     in_eval: float | None = None
 
+    @property
+    def may_count(self) -> bool:
+        """Whether shapes may hold it."""
+        return self.static and self.type is AttributeType.INT
+
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
@@ -197,6 +202,14 @@ class OpSpec:
         return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
 
     @property
+    def counts(self) -> tuple[str, ...]:
+        """Attributes that stand in its shapes: integers, fixed when a module is generated."""
+        used = frozenset().union(*(each.shape.symbols() for each in self.tensors.values()))
+        return tuple(
+            name for name, spec in self.attributes.items() if spec.may_count and name in used
+        )
+
+    @property
     def any_shape(self) -> bool:
         """Whether its first input is all leading dimensions: elements, in whatever shape."""
         shape = next(iter(self.inputs.values())).shape
@@ -220,7 +233,7 @@ class OpSpec:
 
         Args:
             tensor: one of the op's.
-            dims: what the op's symbols stand for.
+            dims: what the names in the op's shapes stand for.
             read: of what it reads as its first input; an op on elements of any shape gives that.
             said: what the chain says of a result that the op leaves open.
         """

@@ -26,7 +26,7 @@ from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
-from .rotary import ROTARY
+from .rotary import ROTARY, ROTARY_QKV, ROTARY_QKV_GRAD
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -65,6 +65,8 @@ SHIPPED: tuple[StepDef, ...] = (
     DROPOUT,
     DROPOUT_GRAD,
     ROTARY,
+    ROTARY_QKV,
+    ROTARY_QKV_GRAD,
     NARROW,
     CHUNKED,
 )

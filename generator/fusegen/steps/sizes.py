@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..ir.shapes import Expr, Shape, ceildiv, product
+from ..ir.shapes import Const, Expr, Shape, ceildiv, equal, parse_expr, product, substitute
 from ..ir.step import Step
 from . import definition
-from .definition import Rule
+from .definition import Rule, StepDef
 
 Sizes = dict[str, tuple[Expr | str, ...]]
 """What each name of a rule stands for in a step: one size, or several leading ones."""
@@ -86,6 +86,27 @@ def bound(rule: Rule, shapes: Mapping[str, Shape]) -> Mapping[str, tuple[Expr, .
     }
 
 
+def unequal(
+    kind: StepDef, sizes: Mapping[str, Expr], attributes: Mapping[str, Expr]
+) -> Iterator[str]:
+    """What is wrong with sizes that follow from others and from attributes, such as columns.
+
+    Args:
+        kind: of a step.
+        sizes: those that its launch is given, by name.
+        attributes: its integers, by name.
+    """
+    for name, formula in kind.equal.items():
+        expected = substitute(parse_expr(formula), {**sizes, **attributes})
+        if not equal(sizes[name], expected):
+            yield f"expected {name} = {expected}, got {sizes[name]}"
+
+
+def sizes_of(kind: StepDef, found: Mapping[str, tuple[Expr, ...]]) -> dict[str, Expr]:
+    """Sizes by name, of what the names of a rule stand for."""
+    return {name: product(found.get(symbol, ())) for name, symbol in kind.sizes.items()}
+
+
 def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
     """The step with the sizes that its launch is given, and its operations; others as they are.
 
@@ -94,14 +115,16 @@ def with_sizes(step: Step, shapes: Mapping[str, Shape]) -> Step:
         shapes: of its operands and results by slot, before any is quantised.
 
     Raises:
-        ValueError: one has another shape than its kind says.
+        ValueError: one has another shape than its kind says, or than attributes say.
     """
     kind = definition(step.primitive)
     if not kind.sizes:
         return step
-    found = bound(kind.shapes[step.kind], shapes)
-    sizes = ((name, product(found.get(symbol, ()))) for name, symbol in kind.sizes.items())
-    return with_flops(replace(step, sizes=tuple(sizes)))
+    sizes = sizes_of(kind, bound(kind.shapes[step.kind], shapes))
+    counts = {name: Const(n) for name, n in step.attributes if type(n) is int}
+    for problem in unequal(kind, sizes, counts):
+        raise ValueError(problem)
+    return with_flops(replace(step, sizes=tuple(sizes.items())))
 
 
 def with_flops(step: Step) -> Step:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ..ir.kernel import WaveTime
 from ..ir.predicate import Comparison, Condition, Predicate, SizeVariable
+from ..math.squares import nonnegative
 from ..spec.arch import RuleSpec
 from ..spec.points import parse_point
 from .cases import Sample
@@ -28,22 +29,15 @@ _NANOSECONDS = 10**6  # in a millisecond
 
 
 def estimated(samples: Sequence[Sample]) -> RuleSpec | None:
-    """The rule of estimates that fits samples of one kind; None where too few are of one group.
+    """The rule of estimates that fits samples of one kind.
 
-    Nor is there one where their sizes do not tell the three numbers apart.
+    None where those of one group are too few to tell the three numbers apart.
     """
-    from sympy.matrices.exceptions import (  # type: ignore[import-untyped]  # late: it is slow
-        NonInvertibleMatrixError,
-    )
-
     decided = [each for each in samples if WHEN.holds(each.case.sizes(each.kind))]
     points = [*dict.fromkeys(point for each in decided for point in each.times)]
-    if len(points) < 2 or len(decided) <= len(WaveTime.__slots__):
-        return None
-    try:
-        return RuleSpec(when=WHEN, least={point: _fitted(point, decided) for point in points})
-    except NonInvertibleMatrixError:
-        return None
+    least = {point: _fitted(point, decided) for point in points}
+    fitted = {point: time for point, time in least.items() if time}
+    return RuleSpec(when=WHEN, least=fitted) if len(fitted) == len(points) > 1 else None
 
 
 def decides(rule: RuleSpec, sample: Sample) -> bool:
@@ -51,9 +45,9 @@ def decides(rule: RuleSpec, sample: Sample) -> bool:
     return rule.when.holds(sample.case.sizes(sample.kind))
 
 
-def _fitted(point: str, samples: Sequence[Sample]) -> WaveTime:
-    launch, wave, k = _least_squares([*_rows(point, samples)])
-    return WaveTime(launch=round(launch), wave=round(wave), k=round(k))
+def _fitted(point: str, samples: Sequence[Sample]) -> WaveTime | None:
+    found = nonnegative([*_rows(point, samples)])
+    return None if found is None else WaveTime(*map(round, found))
 
 
 def _rows(point: str, samples: Sequence[Sample]) -> Iterator[tuple[float, float, float]]:
@@ -63,17 +57,3 @@ def _rows(point: str, samples: Sequence[Sample]) -> Iterator[tuple[float, float,
         sizes, time = sample.case.sizes(sample.kind), sample.times[point] * _NANOSECONDS
         waves = work.waves(sizes)
         yield 1 / time, waves / time, waves * sizes[SizeVariable.K] / 1024 / time
-
-
-def _least_squares(rows: Sequence[tuple[float, ...]]) -> list[float]:
-    """Numbers, none negative, by which the factors of each row come nearest to 1 in sum."""
-    from sympy import Matrix  # type: ignore[import-untyped]
-
-    used = [*range(len(rows[0]))]
-    while True:
-        factors = Matrix([[row[index] for index in used] for row in rows])
-        solved = (factors.T * factors).LUsolve(factors.T * Matrix([1] * len(rows)))
-        found = dict(zip(used, map(float, solved), strict=True))
-        if all(each >= 0 for each in found.values()):
-            return [found.get(index, 0.0) for index in range(len(rows[0]))]
-        used = [index for index in used if found[index] >= 0]

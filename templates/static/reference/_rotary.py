@@ -28,3 +28,35 @@ def rotate_forward(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) ->
 def rotate_inverse(a: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """The same by the negative angles: the inverse of `rotate_forward`, and its gradient."""
     return rotate_forward(a, cos, -sin, interleaved=interleaved)
+
+
+def part(
+    a: Tensor, cos: Tensor, sin: Tensor, *, queries_per_key: int, interleaved: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """a [..., (R + 2) V] -> queries [..., R V] and keys [..., V], rotated, and values [..., V].
+
+    R is ``queries_per_key``; a has the heads of queries first, then those of keys, then of values.
+    """
+    width = a.shape[-1] // (queries_per_key + 2)
+    queries, keys, values = a.split((queries_per_key * width, width, width), -1)
+    return (
+        rotate_forward(queries, cos, sin, interleaved=interleaved),
+        rotate_forward(keys, cos, sin, interleaved=interleaved),
+        values.clone(memory_format=torch.contiguous_format),
+    )
+
+
+def pack(
+    grad: Tensor,
+    grad_keys: Tensor,
+    grad_values: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    queries_per_key: int,
+    interleaved: bool,
+) -> Tensor:
+    """The gradient of `part`: [..., R V] and twice [..., V] -> [..., (R + 2) V]."""
+    queries = rotate_inverse(grad, cos, sin, interleaved=interleaved)
+    keys = rotate_inverse(grad_keys, cos, sin, interleaved=interleaved)
+    return torch.cat((queries, keys, grad_values), -1)

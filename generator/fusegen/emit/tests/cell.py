@@ -114,6 +114,7 @@ class TestContext:
     caches: str
     reads_caches_again: bool
     quantized: str
+    copied_parameters: str
     refresh_op: str
     refresh_arguments: str
     refresh_flags: str
@@ -234,6 +235,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
+        copied_parameters=_copied_parameters(plan),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",
         refresh_arguments=_tuple(refreshed),
         refresh_flags=", ".join(["True"] * len(plan.refresh.flags)) if plan.refresh else "",
@@ -250,6 +252,16 @@ def test_context(plan: ModulePlan) -> TestContext:
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _copied_parameters(plan: ModulePlan) -> str:
+    """Source of the parameters that calls read copies of, and of biases, which are 0."""
+    read = {argument.buffer for argument in plan.refresh.arguments} if plan.refresh else set()
+    required = [p for p in plan.parameters if not plan.buffer(p.buffer).optional]
+    if all(p.buffer in read for p in required):
+        return "layer.parameters()"
+    paths = _tuple([p.path for p in required if p.buffer in read])
+    return f"map(layer.get_parameter, {paths})"
 
 
 def _ops(plan: ModulePlan) -> str:
