@@ -57,5 +57,5 @@ def test_the_example_keeps_no_state() -> None:
     cells = ("grouped_mlp__fp8_delayed", "grouped_mlp__bf16")
     context = experts_context(plan_of("cpu", Cell.parse(cell)) for cell in cells)
     assert context is not None and context.example == "grouped_mlp__bf16"
-    text = Renderer([builtin_templates()]).render("integrations/transformers.py.j2", context)
-    assert 'swap(model, "grouped_mlp__bf16")' in text
+    text = Renderer([builtin_templates()]).render("integrations/_experts.py.j2", context)
+    assert all(f'name="{cell}"' in text for cell in cells)

@@ -281,10 +281,7 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
     """Files for other libraries; none where no cell is of use to them."""
     if context.experts is None:
         return
-    owners, path = (
-        tuple(each.cell for each in context.experts.cells),
-        "integrations/transformers.py",
-    )
+    owners, path = tuple(each.cell for each in context.experts.cells), "integrations/_experts.py"
     yield _render(renderer, path, f"{path}.j2", context.experts, owners, ())
     statics = {*renderer.static("integrations")}
     yield from _copies(renderer, "integrations", "integrations/", owners, statics)

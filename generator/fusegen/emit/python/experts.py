@@ -1,4 +1,4 @@
-"""Context of a bundle's file for the experts of Hugging Face transformers."""
+"""Context of a bundle's list of cells that can run experts of other libraries' models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ExpertsText:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsContext:
-    """Everything ``integrations/transformers.py`` states.
+    """Everything ``integrations/_experts.py`` states.
 
     Attributes:
         example: a cell that keeps no state, or the first one.
