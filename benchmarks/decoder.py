@@ -130,8 +130,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads of x [B, S, H], whose pairs are half a head apart, by angles [B, S, HEAD / 2]."""
     first, second = x.float().view(*x.shape[:2], -1, 2, HEAD // 2).unbind(-2)
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
-    return turned.flatten(2).to(x.dtype)
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
+    return rotated.flatten(2).to(x.dtype)
 
 
 def torch_layer(x: Tensor, weights: Mapping[str, Tensor], angles: tuple[Tensor, Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1a91a2bae676f4e2
+# checksum sha256:50ed530d410bc608
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "490fc0717c38f3dec14f5f8de6d9dffe92b1c17354f5a0e024d4ac24ad5188f5"
+DIGEST = "d499ed6b9c7837710ac1d3a2a0740923db73072e374cfd05039eda78f0ecf0fb"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:115818cf0e8af19f
+# checksum sha256:73945493faa50017
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "da76b83c590d5e1e6ab1831597fb7b17fc0d56dded21225de4153d7e02622c3c"
+DIGEST = "b49584ae6248ce24422ecf5966fdbb3da1c31207f80528b1c8068fb351a8eef3"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0dad1d82c3096481
+# checksum sha256:71e6b4119ee7173a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "19c84205d03c96d909d089d50963a6dd75beddc1bbdc1b867f53d167d12c665a"
+DIGEST = "7b748938eadd94ae5be1bb1ef8358718992c0b765e89042432bdad9f9455cade"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1fceb70897840cba
+# checksum sha256:f62458850e474616
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "65da5b88c08d0669393911b15e7a7e3b9d6a2d36e4cf3c13e9d0c63aa0cc7131"
+DIGEST = "b9efe97c2ba27afe2e155298f675a8eee65b2c4c8628c569d13f80c264c9fced"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:61dad4eff98e7f91
+# checksum sha256:d34227971e214f7b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "88aebdb48d2a7675601b602bce4c14911e09eaae1e05126c003e24d7ff1f44e5"
+DIGEST = "8bd736862ad7d5fdfa2147efd5ccfe292534743ad9b2da39d89f1f6395249b19"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

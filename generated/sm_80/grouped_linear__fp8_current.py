@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:38a711705f927dc2
+# checksum sha256:68eacb3422a0a883
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "f678b311fb875d6e262885cd75b3fa0e12cae897e4c041778aac6154ea387643"
+DIGEST = "49cdd9dc3e704a4d6748518af48777dec6d3acee0bdba10804418f8d04e99776"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

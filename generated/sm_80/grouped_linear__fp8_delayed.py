@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f56dafb9796c3b3d
+# checksum sha256:9ee5a0da684b007f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "df8082d98b746e46daf8917eb5e2cebce0553959cc3efb34a6652686e830f8ac"
+DIGEST = "fd791a1d4688bf41f6bd812abafa26546c8029f8bc0dcc973587ea0430d69aec"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

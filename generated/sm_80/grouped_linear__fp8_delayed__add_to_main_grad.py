@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a5965812c511347f
+# checksum sha256:613864139b059596
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "6b34b8acff7f0a6bfa95820fa13739f6ba9cb6a857fbc799f70695fa3e0d84c1"
+DIGEST = "8dc107a68cec9d0af8bfce6d869c7651bb3f8810677f610f5227c8bf1fb7a13f"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e14b9e3c78ca060a
+# checksum sha256:6ed7c986f2bd1337
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f5c08369a1c8ba604addffbf8e1ceff11e1912d043f6d649b45e513d20a943d6"
+DIGEST = "5fb4390df8cb641e05347213800872fd43c7f37c03f77e56e89a9521e58822a2"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

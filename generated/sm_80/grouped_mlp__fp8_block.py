@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0bdc5df7c6b41d25
+# checksum sha256:98af55060758dbd4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "cdb64872cb572417f1bbeddc5a37a41f0deada6f16ddf559dc26460b292c69c8"
+DIGEST = "5fa80b4bea16b9d241e532c545d5f47c5767427a7017c73d776046a3a2dbc4de"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

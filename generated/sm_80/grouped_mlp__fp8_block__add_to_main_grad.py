@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:10b8944c56f29e5f
+# checksum sha256:aecf95fa46449dca
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "008cc29707a8acefdae243180b23fd58a6b9dd0722ef18ac060114769313cc3e"
+DIGEST = "fbb8ffb229e1461fd2f18d73cb9739e7e303a3e7c6b33ecfa3230e67af2f3eb4"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c4a3113058170c62
+# checksum sha256:92b2b43c47ae1278
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "d4889e4e2790aa10d51976e4cb102bbc906057a9194798b0edb13423a37234b3"
+DIGEST = "3f7dc4a39d81ec672062d83f3af82f0eae89a91dd7c00a2d113dcdd29c269649"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

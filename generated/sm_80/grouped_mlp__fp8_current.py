@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6dcf4c2a020927a0
+# checksum sha256:9fe946ccd7787bfb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "b17582a929829df296a757da660df1cff2f0c079ece7271f3d22bc609aec14ab"
+DIGEST = "d67c8186f4b5e2ccb8d99d99a466bd678ef0ac4b541b389d64d5973ab47be4b5"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f89f8fb2dcfa95d3
+# checksum sha256:ded89704fc9d209c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "8942bb335c4264ab9c4e80b4a43688e5e43bca2285884afe023b7496c2aa34b2"
+DIGEST = "7cf63338cd7913a2fff41d880de90cb86bac8a6fb257e9a791d427d6fd575fb2"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fd1bde29e24f3c82
+# checksum sha256:e521cff859d22e59
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "42f5e936341e2cb33ff7004e075891580e3b8c1a606245952ed5dc4291ec9462"
+DIGEST = "f719169675612b8037ce686289df623b996086a106d43f2504c726e0f448397b"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f49e6da4898cf7d1
+# checksum sha256:768beca77ee796d4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "51ddcd94ae4497d6dd16369a5c2f9774bf053aabe7101e460fed6fa343278c05"
+DIGEST = "a2eb0b079573e5e1fedbe8966092d026a96976814ffd0cf8f5d48792ad7e6eb1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

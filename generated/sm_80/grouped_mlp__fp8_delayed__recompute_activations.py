@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cf5af8a5873397ed
+# checksum sha256:5ab09f19029250e7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "8721691bfb6717070fe74a8fb4fb4a1823783591c610149ebf8728e64080de61"
+DIGEST = "00c53c31979df8e1013fe9ad179483426750f2785c22bd5f08eab2d29dee0715"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0a0e311e0258d835
+# checksum sha256:4c150516f4bbaacf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "d04c15c297c400ef4f7717188ab5a887b1ff07d70edbe62759fb71ad964a0f4b"
+DIGEST = "47256e1c18b4603ffb9481422603937ae2ef72ee94aaa5a0fd10e5f627f4c225"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:db344beb3d8a6082
+# checksum sha256:72e783a457bea9a1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "a5ac84cc22115c273a9eb05180798f1cb787ca8becbf5d61d224a9c30f9a5b7f"
+DIGEST = "ff1dbc362f8e1127d14efbe726343050cada9a5a3798cb3066b59f35465722b7"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1def13cfa0c02bfb
+# checksum sha256:f096fb7be16a235c
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "4ea0cfd8303eabf50d69064d7a9852e063da9b57de878ecd3899ff55c2738d14"
+DIGEST = "4b91f54d9e9be7e4fb64b0f447b0ff19c655b4e480e46553b466991f4a5bf43d"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

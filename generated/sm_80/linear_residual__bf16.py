@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:627408e4bb4657ec
+# checksum sha256:24d3e842515d720c
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "6fd24a17a953e43d5b9136b52c70fa6c8a780dc4bf406b41f3e57be4cb50b3b2"
+DIGEST = "1f880717879f1c7744571283da872eb44c5aca602bee6dbaaf4f241d5422885a"
 _library.join("linear_residual__bf16", DIGEST)
 
 

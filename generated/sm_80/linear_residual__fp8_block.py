@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3356b13bf1fe8cd1
+# checksum sha256:ace61a9e400a55ad
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "dcb4caa4cb9d79293533c3cc72fc8583da3bf0f64b9d66b2162e5802419862bf"
+DIGEST = "7fcb996fca6513516babf0b827f8dc31bb6cf5e24391346a9b737f78a455fcef"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

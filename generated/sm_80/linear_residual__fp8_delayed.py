@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:282320a3d834f983
+# checksum sha256:1490791b1300e09a
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "d891bb3d3d05f34096bc81ea5908be91faa467e0fd34643920b795f31b894260"
+DIGEST = "e6aa0f251052fd621dc4f1477d3802cb5b66b62dd9a9853f4846da03d8c770da"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

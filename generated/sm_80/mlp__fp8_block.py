@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2694f70e4b3e311d
+# checksum sha256:f5d0591b52df52f0
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "7a7545d74a5bc216a8c6d94549f49e0f3a2cdda96f7bdd7c83ae6cfe90cadaa9"
+DIGEST = "be6ab175d6ef136fa4f056a5b9f7954c236512ba449905d2d129edf91137e0d9"
 _library.join("mlp__fp8_block", DIGEST)
 
 

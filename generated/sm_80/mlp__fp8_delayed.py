@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f72eb9a37b208654
+# checksum sha256:570bc5ab9977524c
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "4a70a627a2a32a557e331485e74471b1de509f6d08fe5e2af9fa6d83e4421a96"
+DIGEST = "00c5b68ee51eebcc842752d1b921d246fc437cfc21229e52e99fcfbf7a7b86f9"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c6ea07ac8883d448
+# checksum sha256:1fc422c83665808b
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "3ee9e32ee724ef7b0c96f6d5260372dc0521199750aa57088ff4af9351ca3148"
+DIGEST = "fc310638d58e60284a1fecdf38f0edd633d56835c173c873e44822ec4cac682a"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bfd56603bef28bcc
+# checksum sha256:f7076d0fd8d670ab
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "a6ef4c9c4fa890f8d5bd5533a8b06a119ccadf0beb153a96bb0a4a85c275e572"
+DIGEST = "f4dd5e27e825b8d61f7ef26be027817a012ef58b74aee0a9fa4c76c3fac1cdae"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9d067ff64d8921e2
+# checksum sha256:64cc545e1dbfc209
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "9d0711c127f16c06d7d7d46ee20b2d1fe77f8219cccd3541b460c3334a006460"
+DIGEST = "0a664d9d4ec8cfd99bfd19e0b6fe01d93503391324792cf810be0055fa07bb9d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9fea2d277aee9b4b
+# checksum sha256:18a1275fa48a26ea
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "826f4905934178d8b8636b0ce2d04bf817ed088a06ae8a31c1adb3347a35e0e6"
+DIGEST = "09c67dcd43cb929cadfe9a46360d76bb1ca5701f0def4d32d528535ee7cc2225"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9854cf828859797d
+# checksum sha256:cc1c1b5beb2bb0af
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5588fb7f63ccf0d6c79b798a94886a460314e2608b6dce7dd08216e154e4b7fb"
+DIGEST = "ce72da4646ac5d3acce39803c76141297158e1568a8f8524c6bec12276d5cdac"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:12926c8e7e70adfb
+# checksum sha256:b3c0c9368f882fa5
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "e3dc778f9449246f025b95a3e595bbf0cc300b69ec33c90751c4b6741c54749b"
+DIGEST = "c2c3df6e1d6db31993da7a1867f513ae81ce7465c50cea92ef28309c7b5e6b6e"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

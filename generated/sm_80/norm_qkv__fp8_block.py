@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fb86ad04f01c35f3
+# checksum sha256:47d1404fc7590777
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "0ec98b16fedd12a3f209fab1a286f1e3c2e0ca24b4273cab090567e6c0fb87c6"
+DIGEST = "158dfe9451250fc8147f5c42357d965367bff19e63d4815fcf1c990d75d6a176"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:73595169234732d5
+# checksum sha256:b5ab0405a0a0821c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "dbcfa064882cac6f48aeaab3edf94b97a19910d2ffea249c9ae95bcd060fce55"
+DIGEST = "57845f1cfddab3cb92da2e0a4d7a49c1123a6d538bf2d77b9ee298e2e84c7b29"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:43ea43b9b08a6f1a
+# checksum sha256:76789eefd4a3597e
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "7e00d4e981e88f04ee20e45b3a963a66fee7b0c2369177820e6e9e064ddf6890"
+DIGEST = "23f9be706e84c48ea1a6effa4755f6dbf3fdc3cb3cce2935b99d503a9a0d2576"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:72b8087a3a8e2059
+# checksum sha256:aab3ac971c6cbe7b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "e821c2618ad0c3bb20d5e645864979f7a56c0da0d1a470b8897032ebf0d1b071"
+DIGEST = "150c183fb65550a220be50aec2aedb62072fcfcd3384536d10022c1ef038bd59"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

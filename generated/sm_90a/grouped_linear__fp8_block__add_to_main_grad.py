@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:686367397a5b6a40
+# checksum sha256:f14a29ce0d7cb198
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "dd7fdd5ef286dd40ef261bbe69d63980e0548a344ded7e8f954722bfe44a7b5c"
+DIGEST = "df230610f751f2cfe916234358699dce306c8b2da032c54d6084dbf572166865"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

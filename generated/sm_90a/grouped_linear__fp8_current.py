@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:111e611442ee57d6
+# checksum sha256:2f9b2315fc3a89a9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "e648d76b2f526f703966c884db2a854900d843b91734dcfea7ac953e6f7b7a02"
+DIGEST = "42f14d2da026edd219b90c41f20a35d8cba42c7ca73311e433a6bc91c1e645c7"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:86ccbd172561a265
+# checksum sha256:04b65ecd525b69ed
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "9f4b806648b1b1286aa34c5bf1d2903c143f5c17606f813cdd019d414fc53afa"
+DIGEST = "29e89b351722b86b8e8bbd3450a93a8778bddf1dd24bef1927bd8b9335eb840d"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d05aac128f81d166
+# checksum sha256:aa20106f6afef403
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "fe34db909dac7521b686200fc16ebfa1f2097714e9c5df8f3991b1654a97d4f5"
+DIGEST = "d280f7120c9bb47bf8908749c43ea151eb4d18cd3db15f368487e222d20bcb71"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:887ca8dbf9456de9
+# checksum sha256:45cd607eef0c303f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "77e430188ad9fef2d7d0036a1ead0e984734be12910e6afd83f3700a7ad1c41e"
+DIGEST = "e030be3a03132ef5c2c65e96f2c241d5131f3c68bfe934dca02d299ca30eba79"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:14658250bd510adc
+# checksum sha256:5e79eb0f1f3d55a8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "21046beb5f48110310cf13c441406bbe332d31e1b46e2e799dbd0d95fc59dced"
+DIGEST = "3129edd78e62d035fd5e6eb44c873ef924639f2db4a360711fa64e9fd0cdf93a"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

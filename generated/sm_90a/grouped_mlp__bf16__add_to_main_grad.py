@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f4bdfd1904443f5d
+# checksum sha256:cc5212f117f5b2db
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "702ebd1e424594100cc56bfec2e743e35568f7ebf98aa822885c6c70183ff9fa"
+DIGEST = "e6ea082eb253bd51b2c5a1a51311c994a9fe8f748534e628f728554601e1a9e7"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

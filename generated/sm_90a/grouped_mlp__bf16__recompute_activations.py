@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5415b530a976599b
+# checksum sha256:0f8db6ef7ab7562b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "5934d16b2aa14f99eedc87613bd460deb705eee83d6586cda8e048720ce7f180"
+DIGEST = "3a8ff8b85d7f198169d602f65629bfc23b95460069fdedf1dc854d672cccbee5"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ddd35a88fb22150f
+# checksum sha256:52fb5b7171eded73
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "e349f8f87a9333bc22ee2af961a10594cf785918a6d16dcf619cbb85473a04a9"
+DIGEST = "f72c8088e3cff479a8b830c87bc6662ec7f3b6506b0fce52679da2ef76565bbc"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4d93106efe113185
+# checksum sha256:be73c4b0e52ddfc0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1a1ec957732654d9d20162401c3d6ee50d1dc623133749155b315ec9d3c16727"
+DIGEST = "0642d8f810a1a01850165e6b454c225b756b18f9ca3ac4ad83aee720cf11bf3b"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

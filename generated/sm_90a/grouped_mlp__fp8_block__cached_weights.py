@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d779758ad8cfaeba
+# checksum sha256:e60fbaa8155b0054
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "ec8f8796856780e1f22f39f5c1b42f35a34d5bc96ae89b0063e8b249b7a8d20d"
+DIGEST = "cebc32843e19c9a48cd663848d89bf4ec58cf677c229c03d2326ebaaf090dcbe"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:26280a2d91482c42
+# checksum sha256:80f02245bc220dc7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "947147e2b1e701c8831364cb4faf8cea5306c7c48158ad94821de12d9c3d8378"
+DIGEST = "51316362c753a6c4b4023a223a65e448c627d774cec65290144ccb2bbed0a3be"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

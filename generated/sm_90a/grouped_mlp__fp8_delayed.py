@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:46fd105e89939c9a
+# checksum sha256:2def93bdf8a7f494
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "e7a3715f562d43a894befedf733f4ae7c0e64bd4a3f3b0628936fe4bbf831184"
+DIGEST = "f6fa71a240318ebdfcf293d5770ed278cf1c1e72f78b9233b67f79ac81aee022"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

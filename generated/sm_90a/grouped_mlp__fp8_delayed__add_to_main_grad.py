@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:298ddd9c910ac380
+# checksum sha256:070793f564510555
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "73164b4f3ae5404994875e91cbe56adf5c7e224d94daeff921d6f993a68ac648"
+DIGEST = "b5cdd865a27dc84e601f969ba9a3d08de3a5b25fe10606f211052120a7059470"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ac22fb087d100916
+# checksum sha256:40515bf59c8bae78
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "dc0ddb3d9dd5dd86c136c310a7c1abcf36ae35a332413fde4b872786795c0537"
+DIGEST = "dc1d1657f559aa8372f6e3bd3e398304e34d2993674a969586303678f33c5424"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

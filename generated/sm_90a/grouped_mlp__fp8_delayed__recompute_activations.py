@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f2a93a305579bd34
+# checksum sha256:6ab2f2fb3a988cd0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "9079f73d7acb5ab2d012fa99769fc95734c91af7af20d16ca656ea0ddcf8f3ed"
+DIGEST = "59fbccbbd5d7c09f25281c7ec3aa401b47203e634ae389d8bc6063201af41d03"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

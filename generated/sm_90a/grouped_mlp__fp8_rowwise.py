@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:1fe1153b56e28e45
+# checksum sha256:a90b779c3b8b55e8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "55089bd9c66710a942ea51823da77ea51a9bdd9070d568b8f21f621499529a10"
+DIGEST = "0488b24e3f5e1f53492e35aef90a8819940b54c0dee9548effecc38fb73fa278"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:df1e77f66786a68c
+# checksum sha256:65760439c5869dd6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "b40130fa277c42526edbea08d364d6f68f4fd1bb2dc528e950af434680d02e14"
+DIGEST = "58a418d46a722d0318a2f53b70e5ea72c93f5ca22f7e0dace19be01daf34f386"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

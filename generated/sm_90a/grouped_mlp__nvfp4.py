@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2b8a448f2f80bf76
+# checksum sha256:db2a180b96bad14e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "3780895fa328a116a05b33341466dcfe711c529aa01d2a68c508d943df243753"
+DIGEST = "9f06a82d87f9350574aacbc4bda9fa0f233c0ff47191ba9cf9c52dfe5dd7c318"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a6ec5c132eb554dd
+# checksum sha256:aced6ad81662b7f1
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "41140790d1e84a4399302e0c246ff30d71ce4384e814c2af17b8f6791e45bcb3"
+DIGEST = "5ec781972ad9c5f534a14761dc0618b030638c7510c192b7a8b3c3755de57eaf"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

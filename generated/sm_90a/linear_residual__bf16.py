@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2d540a49fe0d4791
+# checksum sha256:fb07c8121430520b
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "cc6bc620e756b5080a74f73c7b9076d9006624be46e27c67d6576c60be735f82"
+DIGEST = "3c08636ab4f6ea21613cecfdcaf53a1924bd4aecc6d247331039db3c60f8d789"
 _library.join("linear_residual__bf16", DIGEST)
 
 

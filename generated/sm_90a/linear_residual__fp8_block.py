@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c9d29e10792ee3f0
+# checksum sha256:ef225b7f302b0e4b
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "d1461941951210da5e03028d144b80b9b5c1398ed8365b3d58eb052f63b728f4"
+DIGEST = "d7e546b3812c80e511f902b364fe37185583ab7ce409563718a57bc915774aeb"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

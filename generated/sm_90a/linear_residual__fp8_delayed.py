@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c47e833818b75b59
+# checksum sha256:55373ab48f1cefa8
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "9c9fc7bc92a8fb8d91ba2d5750a2367d31f5184b2ef76169dde30d6101e8714e"
+DIGEST = "c073e7c5f68f574627b78950cb2bf51fcde1baf23e6eeaa093e6d4e4eac6b6ef"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1c31c2fa0a334fab
+# checksum sha256:620160327020b75d
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "256bf89b5cfa55b701afb3bb8e45201ad993a1ae6ba9e1083690e97a61a7a46b"
+DIGEST = "dbf26a222b43e689b0bfb93fb528e012040b9294dfd2eb5adb1733db7d2814e4"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b940697fe7544673
+# checksum sha256:8c8cb810a52d5a37
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "9b4e8bf2633c33fcd3170fcafdddd0d294e814769ae29f5ed666398925e339a2"
+DIGEST = "e3ae7d67fe44f02f2b5fda82df9d1c04105cbfbb0f4a8638d5a89f3f720cb842"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d4a42cafed94d04c
+# checksum sha256:863141b08b5d1545
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "c23a95d28f32be5ed2330b75c71e909d97401d3073092355407e1a5c6b47cb02"
+DIGEST = "dfa26c551f25b3a283ffdae93445bbb1b396c0719a57e6afcfcf41929023770a"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4677b32618b05307
+# checksum sha256:e9fc3a5fdb12386c
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5fe0772fd78fb4b37c59065e4d3d694c07f33c128ba9f1314bd0d5004b9f8e3f"
+DIGEST = "87af8d0903a4c6dd4d4b8a2eff6f2c2b09fa74cae26908173213cfbfece6f41d"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

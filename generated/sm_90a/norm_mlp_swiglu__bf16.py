@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:bece61931694a661
+# checksum sha256:044bea369b1acf73
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "a0f454cc06f804fc18a079d8b8fcc7afa11e67a430b818d1196d15e869f5f8d1"
+DIGEST = "42f3714c2982fd04d015311de932b6aeda4ff739b1dc7c8aaf98214355792371"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

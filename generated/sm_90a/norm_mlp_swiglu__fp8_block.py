@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6dab0144542c6fd7
+# checksum sha256:11447729baa39340
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "66f546b2a28ad7c21bb3e7cef2b4b28f92d66d92f7d9ea0b6a1b5b181f200007"
+DIGEST = "24703a1fed6c7324b959652c8e82e63385e85286075e62960f2f1a8f7aef811c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2fe923eb1ff7c001
+# checksum sha256:641880ce71c40868
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "bebfcf65b8dc80f959998752549719a363519d7dda9262dfa86adacdc29ad038"
+DIGEST = "d0462426a5f5a2b7a700ecd4a8e2f033a451587e337140b99de04f73970f2f2c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

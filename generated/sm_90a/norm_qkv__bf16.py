@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8799d9456baff757
+# checksum sha256:0dc3e2c03a5b4dcf
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "4febe6d2e8b53b45d3bde8972f59a59fbe09b9d2ab6284033776b08f6310a08f"
+DIGEST = "46608b75ac6bcbdaccb25fa34ea4c389ea2aaf929b1bbc04f601837cff731ee3"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:50efc790ef3d3046
+# checksum sha256:9dd827bd9e2b201f
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "7ce7d996e383f33481de2ce1e8dc551b8f4c4eeacc6f33a40bb0c4828c04dd80"
+DIGEST = "6591567d84b315389a686bf2e7c1aba35a10d6ad4bb9ea54a1fa70d66e91f469"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9eb4a74d3c6b3a95
+# checksum sha256:a1e0e182ed3996a3
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "cbcf81ae24ca578e1d4db36bf38783ae68f7319910a526db3a641694315a9ec9"
+DIGEST = "97c2ce89c5bf411597a13968ea68732dac5248231d03405b67943c58e0810be9"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9cabeab9020b36c8
+# checksum sha256:8e9f8ceefe0f0ac1
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "ee3bfea95e4e095e7033317967ff2e71b9de189a095653de5fa3ffcfdfb17871"
+DIGEST = "d700f758c58ff3f40a69ecd6a45b3ac46b9ad36a4d7b78c2dfccb93fc132b217"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

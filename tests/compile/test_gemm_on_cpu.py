@@ -130,6 +130,12 @@ GEMMS = (
     Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="binary"),
     Gemm(Family.DECODED, "dgrad", SMALL_PLAIN, AMAXES, store="binary"),
     Gemm(Family.DECODED, "fprop", WIDE_PLAIN, "row_row", store="unary"),
+    # What they begin with goes to memory, too, or not.
+    Gemm(Family.PLAIN, "fprop", WIDE_PLAIN, store="unary_aux"),
+    Gemm(Family.PLAIN, "fprop", TURNS_PLAIN, store="unary_aux"),
+    Gemm(Family.FAST, "fprop", TURNS, "tensor", "e4m3_e4m3", store="unary_aux"),
+    Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3", store="unary_aux"),
+    Gemm(Family.DECODED, "fprop", SMALL_PLAIN, AMAXES, store="unary_aux"),
 )
 
 
@@ -151,7 +157,7 @@ WITH_EPILOGUE = tuple(
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
-    if gemm.store in ("unary", "binary"):
+    if gemm.store in ("unary", "unary_aux", "binary"):
         return WITH_EPILOGUE
     long_group = (LONG_GROUP,) if gemm.store in ("add", "add_io") else ()
     in_step = (IN_STEP[gemm],) if gemm in IN_STEP else ()

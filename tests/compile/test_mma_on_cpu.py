@@ -80,6 +80,8 @@ GEMMS = (
     Gemm("dgrad", SMALL, "unary"),
     Gemm("dgrad", SQUARE, "binary", decoded="amaxes"),
     Gemm("fprop", TALL, "unary", decoded="row_row"),
+    Gemm("fprop", WIDE, "unary_aux"),
+    Gemm("fprop", SMALL, "unary_aux", decoded="amaxes"),
 )
 # Contractions of fewer steps than stages, one after the other, and groups without any.
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))

@@ -68,6 +68,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("grouped_mlp", ("nvfp4",), ("high_precision_backward", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_block",), ("dequantized_backward", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_delayed", "nvfp4"), ("debug", "nvtx_ranges")),
+    ("linear_activation", ("fp8_rowwise",), ()),
     (
         "grouped_mlp",
         ("fp8_block",),

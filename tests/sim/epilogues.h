@@ -50,6 +50,10 @@ struct As<Store::unary> {
       kEpilogue.scalars};
 };
 template <>
+struct As<Store::unary_aux> : As<Store::unary> {
+  static constexpr Store kStore = Store::unary_aux;
+};
+template <>
 struct As<Store::binary> {
   static constexpr Store kStore = Store::binary;
   fusegen::Expressions<__nv_bfloat16, fusegen::Expression<Affine, 0, 0>,
@@ -61,7 +65,7 @@ struct As<Store::binary> {
 inline __nv_bfloat16 apart(Store store, __nv_bfloat16 result, __nv_bfloat16 other) {
   const auto value = [&] { return __bfloat162float(result); };
   result = __float2bfloat16(value() * kFactor + kSummand);
-  if (store == Store::unary) return result;
+  if (store != Store::binary) return result;
   return __float2bfloat16(__bfloat162float(other) - value() * kOtherFactor);
 }
 

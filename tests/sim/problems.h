@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <iostream>
 #include <limits>
 #include <sstream>
@@ -302,6 +303,19 @@ struct Common {
       fail("element %ld is %g after the epilogue, not %g", long(i), widened(changed[i]), expected);
     }
     add_to_digest(changed.data(), size_t(changed.count()) * sizeof(*changed.data()));
+    if (fusegen::has_aux(changing)) check_aux(with, changed, launch);
+  }
+
+  // Who asks for the result as it was gets all of it, and what else comes out is the same bits.
+  template <class Launch>
+  void check_aux(GemmArguments with, Buffer<Result>& changed, Launch launch) {
+    Buffer<Result> aux(results.count(), Result(kNan)), beside(results.count(), Result(kNan));
+    with.d = beside.data();
+    with.epilogue.aux = aux.data();
+    check_status(launch(with));
+    const size_t bytes = size_t(results.count()) * sizeof(Result);
+    if (std::memcmp(aux.data(), results.data(), bytes) != 0) fail("aux is not the result");
+    if (std::memcmp(beside.data(), changed.data(), bytes) != 0) fail("aux changes the result");
   }
 };
 

@@ -86,7 +86,6 @@ UNSUPPORTED = {
 }
 """What the catalogue has and the built-in passes do not, each with the reason users read."""
 REFUSED = {
-    "linear_bias_activation": "expected one step that computes y, got 0",
     "grouped_mlp_recompute": "a merged step has one direction",
     "linear_activation": "expected one step that computes y, got 0",
 }

@@ -24,11 +24,15 @@ from fusegen.publish.paths import builtin_specs
 from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.steps import is_gemm
+from fusegen.steps.gemm_pointwise import AUX
 from fusegen.steps.gemm_pointwise import epilogue as epilogue_of
 
 RECIPES = ("bf16", "fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4")
+CODES = ("fp8_block", "fp8_delayed", "mxfp8")
+"""Recipes under which an activation leaves codes for the next GEMM, and no tensor."""
 ARCHS = ("sm_80", "sm_90a")
 EPILOGUES = {kind for parts, kind in MERGES.items() if "quantize" not in parts}
+ACTIVATED = "linear_bias_activation"
 FIRED = {
     "linear_residual": {"linear_bias_add"},
     "norm_mlp": {"linear_bias_add"},
@@ -36,6 +40,10 @@ FIRED = {
     "split_linear": {"linear_add"},
     "linear_around": {"linear_bias_add", "linear_add"},
     "grouped_around": {"grouped_linear_bias_add", "grouped_linear_add"},
+    "linear_activation": {ACTIVATED},
+    "linear_activation_srelu": {ACTIVATED},
+    "grouped_activation": {"grouped_linear_bias_activation"},
+    "three_readers": {ACTIVATED},
 }
 """Fusions of GEMMs that apply to a module, whatever the recipe."""
 HEAD = """edition: 1
@@ -57,9 +65,13 @@ def specs() -> SpecSet:
 @cache
 def apart() -> SpecSet:
     """The specs without the fusions of GEMMs."""
-    of_gemms = {rule for rules in FIRED.values() for rule in rules}
-    fusions = {n: fusion for n, fusion in specs().fusions.items() if n not in of_gemms}
-    return replace(specs(), fusions=fusions)
+    return without(specs(), *(rule for rules in FIRED.values() for rule in rules))
+
+
+def without(of: SpecSet, *left_out: str) -> SpecSet:
+    """The specs without some fusions."""
+    fusions = {name: fusion for name, fusion in of.fusions.items() if name not in left_out}
+    return replace(of, fusions=fusions)
 
 
 def plan_of(
@@ -98,9 +110,10 @@ def test_every_fusion_of_gemms_is_tried_here() -> None:
 @pytest.mark.parametrize("module", FIRED)
 def test_they_apply_under_every_recipe(module: str, recipe: str, arch: str) -> None:
     plan = plan_of(module, recipe, arch)
-    assert {step.rule for step in merged(plan)} == FIRED[module]
+    activated = {ACTIVATED} if module == "norm_mlp" and recipe not in CODES else set()
+    assert {step.rule for step in merged(plan)} == FIRED[module] | activated
     for step in merged(plan):
-        between = {name for part in step.parts[:-1] for name in part.writes}
+        between = {name for part in step.parts[:-1] for name in part.writes} - {*step.writes}
         assert between.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))
         assert between.isdisjoint(name for each in plan.steps for name in each.reads)
 
@@ -123,7 +136,7 @@ def test_an_architecture_without_kernels_keeps_the_steps(module: str) -> None:
     plan = plan_of(module, arch="cpu")
     assert not merged(plan)
     for rule in FIRED[module]:
-        assert reasons(plan, rule) == ["cpu has no kernels"]
+        assert {*reasons(plan, rule)} == {"cpu has no kernels"}
 
 
 def test_kernels_are_named_by_store_and_expressions() -> None:
@@ -169,12 +182,117 @@ def test_explain_says_what_the_kernel_computes() -> None:
 
 
 def test_without_a_fusion_its_steps_stay() -> None:
-    left_out = replace(specs(), fusions={
-        name: each for name, each in specs().fusions.items() if name != "linear_bias_add"
-    })  # fmt: skip
-    plan = plan_of("linear_around", of=left_out)
+    plan = plan_of("linear_around", of=without(specs(), "linear_bias_add"))
     assert {step.rule for step in merged(plan)} == {"linear_add"}
     assert [step.primitive for step in plan.forward.steps] == ["gemm", "pointwise"]
+
+
+# ---- results that others read, too
+
+
+def aux_of(plan: ModulePlan) -> list[tuple[str, tuple[str, ...]]]:
+    """What merged steps write of their GEMM's own results, and under which flags."""
+    return [
+        (each.buffer, step.wanted(each.buffer))
+        for step in merged(plan)
+        for each in step.outputs
+        if each.slot == AUX
+    ]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_gradient_asks_for_what_the_activation_reads(recipe: str) -> None:
+    """A call without gradients writes the activation alone."""
+    plan = plan_of("linear_activation", recipe)
+    flags = plan.forward.flags
+    assert flags == ("need_dx", "need_dfc_weight", "need_dfc_bias")
+    assert aux_of(plan) == [("fc_y", flags)]
+    assert [(each.buffer, each.when) for each in plan.forward.results[:2]] == [
+        ("y", ()),
+        ("fc_y", flags),
+    ]
+    assert "fc_y" not in plan.forward.workspace
+    (step,) = merged(plan)
+    assert step.kernels and "_unary_aux_pointwise_gelu_forward" in step.kernels
+
+
+def test_some_gradients_ask_for_less() -> None:
+    """That of the last weight reads the activation alone."""
+    plan = plan_of("mlp", "bf16")
+    assert aux_of(plan) == [("h", ("need_dx", "need_dfc1_weight", "need_dfc1_bias"))]
+
+
+@pytest.mark.parametrize("module", ["with_hidden", "three_readers"])
+def test_an_output_or_another_step_always_asks(module: str) -> None:
+    assert aux_of(plan_of(module)) == [("h", ())]
+
+
+def test_where_nothing_else_reads_it_there_is_one_result(tmp_path: Path) -> None:
+    """The gradient of a constant scale reads nothing of the forward."""
+    text = f"chain:\n{LINEAR}  - {{op: constant_scale, as: scale, dims: {{D: H}}}}\n"
+    plan = plan_of("toy", of=with_module(tmp_path, text))
+    assert [step.rule for step in merged(plan)] == [ACTIVATED]
+    assert not aux_of(plan) and "h" not in plan.forward.gives
+    kernels = merged(plan)[0].kernels
+    assert kernels == "gemm_sm90_fprop_unary_pointwise_constant_scale_forward"
+
+
+def test_the_launcher_gives_an_address_only_if_asked() -> None:
+    context = launcher_context(plan_of("mlp"), specs().archs["sm_90a"], "namespace")
+    lines = "\n".join(line for p in context.programs for s in p.steps for line in s.lines)
+    asked = "need_dx || need_dfc1_weight || need_dfc1_bias"
+    assert re.search(rf"epilogue=\*/{{nullptr, {{}}, (\w+|{re.escape(asked)}) \? ", lines), lines
+    always = launcher_context(plan_of("with_hidden"), specs().archs["sm_90a"], "namespace")
+    lines = "\n".join(line for p in always.programs for s in p.steps for line in s.lines)
+    assert "epilogue=*/{nullptr, {}, writable(h)}" in lines
+
+
+@pytest.mark.parametrize("recipe", CODES)
+@pytest.mark.parametrize("module", ["mlp", "norm_mlp_srelu"])
+def test_what_quantises_comes_first(module: str, recipe: str) -> None:
+    """Codes of an activation are fewer bytes than the activation in 16 bits."""
+    plan = plan_of(module, recipe)
+    assert [step.rule for step in plan.forward.steps if step.primitive == "pointwise_quantize"]
+    assert ACTIVATED not in {step.rule for step in merged(plan)}
+    assert reasons(plan, ACTIVATED)
+    assert {step.rule for step in merged(plan_of(module, recipe, of=only(ACTIVATED)))} == {
+        ACTIVATED
+    }
+
+
+def only(*fusions: str) -> SpecSet:
+    """The specs with some fusions alone."""
+    return without(specs(), *({*specs().fusions} - {*fusions}))
+
+
+def test_an_expression_of_two_tensors_is_no_activation() -> None:
+    plan = plan_of("linear_residual", of=without(specs(), "linear_bias_add"))
+    assert not merged(plan)
+    (reason,) = reasons(plan, ACTIVATED)
+    assert reason.startswith("no step of the forward is pointwise with 1 operand and 1 result")
+
+
+def test_halves_of_a_row_are_no_elements() -> None:
+    plan = plan_of("linear_activation_swiglu")
+    assert not merged(plan)
+    (reason,) = reasons(plan, ACTIVATED)
+    assert reason == "fc_y is not read or written element by element"
+
+
+def test_a_user_may_keep_what_a_residual_is_added_to(tmp_path: Path) -> None:
+    """No kernel stores two tensors and reads another one beside the operands."""
+    (tmp_path / "fusions").mkdir()
+    text = (builtin_specs() / "fusions" / "linear_bias_add.yaml").read_text()
+    text = text.replace("out: [y]}\n", "out: [y, h]}\n").replace("[y, h]", "[y]", 1)
+    path = tmp_path / "fusions" / "kept.yaml"
+    path.write_text(text.replace("fusion: linear_bias_add", "fusion: kept"))
+    chain = (
+        f"outputs: [y, h]\nchain:\n{LINEAR}"
+        "  - {op: add_extra_input, as: sum, with: {extra: x}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, chain))
+    assert [step.primitive for step in plan.forward.steps] == ["gemm", "pointwise"]
+    assert reasons(plan, "kept") == ["h is read elsewhere, and the expressions read x besides it"]
 
 
 # ---- where they must not apply
@@ -194,7 +312,8 @@ def test_a_result_that_others_read_stays(tmp_path: Path) -> None:
         f"chain:\n{LINEAR}  - {{op: gelu, as: act, out: a, dims: {{D: H}}}}\n"
         "  - {op: add_extra_input, as: sum, with: {x: h, extra: a}, dims: {D: H}}\n"
     )
-    plan = plan_of("toy", of=with_module(tmp_path, text))
+    of = without(with_module(tmp_path, text), ACTIVATED)
+    plan = plan_of("toy", of=of)
     assert not merged(plan)
     assert any("h is read by act: pointwise" in each for each in reasons(plan, "linear_bias_add"))
 
@@ -238,7 +357,7 @@ def test_kernels_that_an_architecture_lacks(stores: tuple[Store, ...]) -> None:
     }
     of = replace(specs(), archs={**specs().archs, "sm_90a": replace(arch, kernels=kernels)})
     plan = plan_of("scaled_residual", of=of)
-    left = {"linear_scale"} if Store.UNARY not in stores else set()
+    left = {"linear_scale", ACTIVATED} if Store.UNARY not in stores else set()
     assert {step.rule for step in merged(plan)} == left
     (reason,) = reasons(plan, "linear_scale_add")
     assert reason.startswith("sm_90a has no kernels for gemm_pointwise of binary")

@@ -56,7 +56,7 @@ def pack(
     queries_per_key: int,
     interleaved: bool,
 ) -> Tensor:
-    """The gradient of `part`: [..., R V] of queries, [..., V] of keys and values -> [..., (R + 2) V]."""
+    """The gradient of `part`: [..., R V] and twice [..., V] -> [..., (R + 2) V]."""
     queries = rotate_inverse(grad, cos, sin, interleaved=interleaved)
     keys = rotate_inverse(grad_keys, cos, sin, interleaved=interleaved)
     return torch.cat((queries, keys, grad_values), -1)

@@ -234,11 +234,13 @@ def _check_merge(fusion: FusionSpec, source: Source) -> Iterator[Problem]:
             section,
         )
         return
+    given = [match[-1].out]
     if Trait.GEMM in definition(merged_kind).traits:
+        given.append((*match[-1].out, *match[0].out))
         yield from _check_epilogue(match[0], rewrite[0], source, section)
     else:
         yield from _check_quantization(fusion, match[0], source, section)
-    yield from _check_names(match, rewrite[0], source, section)
+    yield from _check_names(match, rewrite[0], given, source, section)
 
 
 def _check_epilogue(
@@ -262,9 +264,21 @@ def _check_quantization(
 
 
 def _check_names(
-    match: tuple[PatternStep, ...], merged: PatternStep, source: Source, section: str
+    match: tuple[PatternStep, ...],
+    merged: PatternStep,
+    given: list[tuple[str, ...]],
+    source: Source,
+    section: str,
 ) -> Iterator[Problem]:
-    """Each step reads what the one before it gives, and the merged one what is read besides."""
+    """Each step reads what the one before it gives, and the merged one what is read besides.
+
+    Args:
+        match: the pattern.
+        merged: the step in its place.
+        given: what that may give.
+        source: of the fusion.
+        section: its direction.
+    """
     between = set[str]()
     for index, (first, second) in enumerate(pairwise(match)):
         between.update(first.out)
@@ -276,11 +290,11 @@ def _check_names(
             path = ("match", section, index + 1, "in")
             yield source.problem(f"expected {first.out[0]} among [{got}]", *path)
     read = dict.fromkeys(name for step in match for name in step.in_ if name not in between)
-    for got_, expected, key in ((merged.in_, (*read,), "in"), (merged.out, match[-1].out, "out")):
-        if got_ != expected:
+    for got_, expected, key in ((merged.in_, [(*read,)], "in"), (merged.out, given, "out")):
+        if got_ not in expected:
+            words = " or ".join(f"[{', '.join(names)}]" for names in expected)
             yield source.problem(
-                f"expected [{', '.join(expected)}], got [{', '.join(got_)}]",
-                *("rewrite", section, 0, key),
+                f"expected {words}, got [{', '.join(got_)}]", *("rewrite", section, 0, key)
             )
 
 

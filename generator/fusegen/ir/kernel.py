@@ -16,11 +16,13 @@ class Store(str, Enum):
 
     SCALED_BIAS is the module's own type after a bias times a scale of each row was added, UNARY the
     same type after expressions of the result, BINARY after some that read another tensor, too.
+    UNARY_AUX is UNARY and, in a second tensor, the result before its expressions.
     """
 
     IO = "io"
     SCALED_BIAS = "scaled_bias"
     UNARY = "unary"
+    UNARY_AUX = "unary_aux"
     BINARY = "binary"
     FP32 = "fp32"
     ADD = "add"

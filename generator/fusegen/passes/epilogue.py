@@ -1,49 +1,75 @@
 """A GEMM and the expressions of what it gives as one step of one kernel: its epilogue.
 
-The tensor between two of them is then neither written nor read.  The merged step keeps them as its
-parts, as those of ``merge`` do.
+The tensor between two of them is then not read, and written only where something else reads it: the
+GEMM's own result, if the fusion says so, as a second result of the merged step.  That keeps the
+steps as its parts, as those of ``merge`` do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..ir.dtypes import DType
 from ..ir.shapes import total
-from ..ir.step import Access, Operand, Step
+from ..ir.step import Access, Operand, Result, Step
 from ..spec.fusion import MERGES
-from ..steps.gemm_pointwise import MOST_SCALARS, OTHER
+from ..steps.gemm_pointwise import AUX, MOST_SCALARS, OTHER
 from .draft import NotPossible
 from .kernels import kernel_set
-from .rewrite import Bound, Facts, Replacement
+from .rewrite import BACKWARD, FORWARD, Bound, Facts, Replacement, wanted_elsewhere
 
 
-def why_no_epilogue(bound: Bound, facts: Facts) -> str | None:
-    """Why no kernel does the steps, or None."""
-    if not facts.arch.has_kernels:
-        return f"{facts.arch.name} has no kernels"
-    steps = (*bound.forward, *bound.backward)
-    reason = _misfit(steps)
-    if reason is not None:
-        return reason
-    try:
-        kernel_set(_merged("", steps), bound.draft.buffers, facts.arch, facts.recipe)
-    except NotPossible as lack:
-        return str(lack)
-    return None
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a fusion makes of a GEMM and expressions.
+
+    Attributes:
+        rule: name of the fusion.
+        has_aux: whether others may read the GEMM's own result.
+    """
+
+    rule: str
+    has_aux: bool = False
+
+    def why_not(self, bound: Bound, facts: Facts) -> str | None:
+        """Why no kernel does the steps, or None."""
+        if not facts.arch.has_kernels:
+            return f"{facts.arch.name} has no kernels"
+        step = self._step(bound)
+        reason = _misfit(step)
+        if reason is not None:
+            return reason
+        try:
+            kernel_set(step, bound.draft.buffers, facts.arch, facts.recipe)
+        except NotPossible as lack:
+            return str(lack)
+        return None
+
+    def build(self, bound: Bound) -> Replacement:
+        """One step for all, without its kernel."""
+        step = self._step(bound)
+        return Replacement(forward=(step,)) if bound.forward else Replacement(backward=(step,))
+
+    def _step(self, bound: Bound) -> Step:
+        """One step for all, which writes the GEMM's own result for those that want it."""
+        program = FORWARD if bound.forward else BACKWARD
+        steps = bound.parts(program)
+        step, aux = _merged(self.rule, steps), steps[0].out
+        when = wanted_elsewhere(bound, program, aux) if self.has_aux else None
+        if when is None:
+            return step
+        return replace(
+            step,
+            outputs=(*step.outputs, Operand(AUX, aux)),
+            output_when=(Result(aux, when),) if when not in ((), step.when) else (),
+        )
 
 
-def with_epilogue(rule: str, bound: Bound) -> Replacement:
-    """One step for all, without its kernel."""
-    if bound.forward:
-        return Replacement(forward=(_merged(rule, bound.forward),))
-    return Replacement(backward=(_merged(rule, bound.backward),))
-
-
-def _misfit(steps: Sequence[Step]) -> str | None:
+def _misfit(merged: Step) -> str | None:
     """Why a kernel cannot go on with the values of a result as it has them."""
+    steps = merged.parts
     gemm, *expressions = steps
     if gemm.input("add_scales"):
         return f"{gemm.out} has a bias times scales of rows"
@@ -57,6 +83,8 @@ def _misfit(steps: Sequence[Step]) -> str | None:
         return f"the expressions read more than one tensor besides {gemm.out}: {', '.join(others)}"
     if sum(len(step.attributes) for step in expressions) > MOST_SCALARS:
         return f"the expressions read more than {MOST_SCALARS} scalars"
+    if others and gemm.out in merged.writes:
+        return f"{gemm.out} is read elsewhere, and the expressions read {others[0]} besides it"
     return None
 
 

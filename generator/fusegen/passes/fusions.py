@@ -8,7 +8,7 @@ its result by ``epilogue``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from ..options import OPTIONS
 from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
 from ..steps import definition, is_printed
 from ..steps.definition import Trait
-from .epilogue import why_no_epilogue, with_epilogue
+from .epilogue import Epilogue
 from .merge import merged, why_not_merged
 from .rewrite import (
     ANY,
@@ -39,28 +39,37 @@ def rules_of(fusions: Mapping[str, FusionSpec]) -> tuple[Rewrite, ...]:
     """The rules of fusions in the order in which they apply.
 
     Joint ones come first, then forward, then backward ones; of those, the largest patterns, which
-    a smaller one would break up, and then in the order of the fusions.
+    a smaller one would break up.  Epilogues come after what quantises, which leaves out a tensor
+    that an epilogue would write.  Then it is the order of the fusions.
     """
-    rules = map(rule_of, fusions.values())
-    return tuple(sorted(rules, key=lambda r: (_ORDER.index(r.programs), -len(r.match))))
+    return tuple(map(rule_of, sorted(fusions.values(), key=_precedence)))
+
+
+def _precedence(fusion: FusionSpec) -> tuple[int, int, bool]:
+    steps = len(fusion.match.forward) + len(fusion.match.backward)
+    return _ORDER.index(fusion.pass_), -steps, _is_epilogue(fusion)
+
+
+def _is_epilogue(fusion: FusionSpec) -> bool:
+    """Whether it puts one kernel in the place of a GEMM and expressions of its result."""
+    if not fusion.merges:
+        return False
+    first, *_ = (*fusion.match.forward, *fusion.match.backward)
+    return Trait.GEMM in definition(first.step).traits
 
 
 def rule_of(fusion: FusionSpec) -> Rewrite:
     """A fusion as a rule."""
     guard = partial(_why_not, fusion.when)
     if fusion.merges:
-        match = (*_merging(fusion, FORWARD), *_merging(fusion, BACKWARD))
-        multiplies = Trait.GEMM in definition(match[0].step).traits
-        why_not, build = (
-            (why_no_epilogue, with_epilogue) if multiplies else (why_not_merged, merged)
-        )
+        why_not, build = _merger(fusion)
         return Rewrite(
             name=fusion.name,
             programs=fusion.pass_,
             stage=Stage.COPIES,
-            match=match,
+            match=(*_merging(fusion, FORWARD), *_merging(fusion, BACKWARD)),
             guard=lambda bound, facts: guard(bound, facts) or why_not(bound, facts),
-            build=partial(build, fusion.name),
+            build=build,
         )
     return Rewrite(
         name=fusion.name,
@@ -70,6 +79,17 @@ def rule_of(fusion: FusionSpec) -> Rewrite:
         guard=guard,
         build=partial(_replacement, fusion),
     )
+
+
+def _merger(
+    fusion: FusionSpec,
+) -> tuple[Callable[[Bound, Facts], str | None], Callable[[Bound], Replacement]]:
+    """Why no kernel does what a fusion merges, and what it makes of that."""
+    if not _is_epilogue(fusion):
+        return why_not_merged, partial(merged, fusion.name)
+    (made,) = (*fusion.rewrite.forward, *fusion.rewrite.backward)
+    epilogue = Epilogue(fusion.name, has_aux=len(made.out) > 1)
+    return epilogue.why_not, epilogue.build
 
 
 def _of(fusion: FusionSpec, program: str) -> tuple[Sequence[PatternStep], Sequence[PatternStep]]:
@@ -105,13 +125,19 @@ def _matches(fusion: FusionSpec, program: str) -> Iterator[Match]:
 
 
 def _merging(fusion: FusionSpec, program: str) -> Iterator[Match]:
-    """Steps, each of what the one before it gives: that is all that names say of them."""
-    pattern, _ = _of(fusion, program)
+    """Steps, each of what the one before it gives: that is all that names say of most of them.
+
+    An expression of a GEMM's result alone is of nothing else.
+    """
+    pattern, replacement = _of(fusion, program)
+    written = {name for step in replacement for name in step.out}
     for index, step in enumerate(pattern):
+        unary = index > 0 and len(step.in_) == 1 and _is_epilogue(fusion)
+        given = unary or step is not pattern[-1]
         reads: dict[Slot, str] = {ANY: pattern[index - 1].out[0]} if index else {}
-        writes: dict[Slot, str] = {ANY: step.out[0]} if step is not pattern[-1] else {}
-        alone = frozenset(writes.values())
-        yield Match(program, step.step, step.kind, reads, writes, alone, step.op, further=True)
+        writes: dict[Slot, str] = {ANY: step.out[0]} if given else {}
+        alone = frozenset(writes.values()) - written
+        yield Match(program, step.step, step.kind, reads, writes, alone, step.op, not unary)
 
 
 # ---- conditions

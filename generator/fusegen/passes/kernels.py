@@ -40,7 +40,7 @@ from ..steps import (
 )
 from ..steps import sizes as step_sizes
 from ..steps.copies import Formats
-from ..steps.gemm_pointwise import OTHER, epilogue
+from ..steps.gemm_pointwise import AUX, OTHER, epilogue
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
 
@@ -231,7 +231,8 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     if not is_gemm(step):
         return Store.IO
     if step.parts:
-        return Store.BINARY if step.input(OTHER) else Store.UNARY
+        aux = any(each.slot == AUX for each in step.outputs)
+        return Store.BINARY if step.input(OTHER) else Store.UNARY_AUX if aux else Store.UNARY
     if step.input("add_scales"):
         return Store.SCALED_BIAS
     narrow = buffers[step.out].dtype is DType.IO

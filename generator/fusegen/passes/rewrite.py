@@ -2,8 +2,8 @@
 
 A rule has a pattern: a few steps, connected by variables, each of which stands for one buffer
 throughout.  The pattern binds whole steps of a draft, operand for operand; what the rule builds of
-them must read, write, change and copy all that they did, under the same flags, but for buffers that
-nobody else reads.
+them must read, write, change and copy all that they did, but for buffers that nobody else reads.
+It writes them under the same flags, or under those that others have for one that the parts read.
 
 Rules apply in order, each wherever its pattern stands, in the order of the steps.  A rule never
 binds a step that it made, so that every firing leaves fewer steps for it, and it ends.
@@ -356,6 +356,28 @@ def _read_elsewhere(bound: Bound, rule: Rewrite, built: Replacement) -> str | No
     return None
 
 
+def wanted_elsewhere(bound: Bound, program: str, name: str) -> tuple[str, ...] | None:
+    """Flags under which anything but the bound steps wants what one of them gives.
+
+    Args:
+        bound: steps of programs, whose results are settled.
+        program: that they are of.
+        name: the buffer.
+
+    Returns:
+        None where nothing wants it; empty where it is wanted in every call.
+    """
+    draft = bound.draft
+    made = draft.program(program)
+    assert made is not None, program
+    when = [each.when for each in made.results if each.buffer == draft.tensor_with(name)]
+    when += [step.asking(name) for step in _others(bound, program) if name in step.reads]
+    when += [() for each in draft.collectives if name in each.operands]
+    if not when or () in when:
+        return () if when else None
+    return tuple(flag for flag in made.flags if any(flag in flags for flags in when))
+
+
 def _others(bound: Bound, program: str) -> tuple[Step, ...]:
     matched = bound.at.get(program, ())
     steps = _steps(bound.draft, program)
@@ -374,6 +396,8 @@ def _check_covers(bound: Bound, rule: Rewrite, built: Replacement) -> None:
     """
     gone = {bound.variables[name] for match in rule.match for name in match.sole_reader}
     parts = (*bound.forward, *bound.backward)
+    wanted = _wanted(bound) if rule.stage is Stage.COPIES else {}
+    gone |= {name for name, when in wanted.items() if when is None}
     new = (*built.forward, *built.backward)
     within = {name for step in parts for name in step.writes}
     for what, had, has in (
@@ -386,8 +410,20 @@ def _check_covers(bound: Bound, rule: Rewrite, built: Replacement) -> None:
     for program in bound.at:
         old, made = bound.parts(program), built.steps(program)
         for name in _all(old, "writes") & _all(made, "writes"):
-            before, after = _flags(old, name), _flags(made, name)
-            assert before == after, f"rule {rule.name!r} changes when {name} is written"
+            allowed = (_flags(old, name), wanted.get(str(name)))
+            assert _flags(made, name) in allowed, f"{rule.name!r} changes when {name} is written"
+
+
+def _wanted(bound: Bound) -> dict[str, tuple[str, ...] | None]:
+    """Flags of others for what one bound step gives another, as ``wanted_elsewhere`` has them."""
+    read = {name for step in (*bound.forward, *bound.backward) for name in step.reads}
+    return {
+        name: wanted_elsewhere(bound, program, name)
+        for program in bound.at
+        for step in bound.parts(program)
+        for name in step.writes
+        if name in read
+    }
 
 
 def _all(steps: Sequence[Step], what: str) -> set[object]:

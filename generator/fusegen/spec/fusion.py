@@ -111,7 +111,8 @@ class FusionSpec:
     def merges(self) -> bool:
         """Whether it puts one kernel in the place of several steps, which the plan still names.
 
-        Its names say how the two steps hang together: an expression with further operands matches.
+        Its names say how the steps hang together: an expression with further operands matches, but
+        for one of a GEMM's result alone.
         """
         rewrite = (*self.rewrite.forward, *self.rewrite.backward)
         return any(step.step in MERGES.values() for step in rewrite)

@@ -1,6 +1,7 @@
 """A GEMM and the expressions that its result goes through, in one kernel: its epilogue.
 
-The result is rounded before each expression, as it would be on its way through memory.
+The result is rounded before each expression, as it would be on its way through memory.  It may be
+a result of the step, too, where something else reads it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .pointwise import POINTWISE, POINTWISE_GRAD
 OTHER = "other"
 """Slot of the one tensor that expressions read besides the result.  No operand of a GEMM is called
 so."""
+
+AUX = "aux"
+"""Slot of the GEMM's own result, before its expressions."""
 
 MOST_SCALARS = 8  # `kMostScalars` of gemm/gemm.h: of all expressions
 
@@ -52,6 +56,7 @@ def _launch(step: Step) -> Launch:
 def _with_epilogue(kind: StepDef) -> StepDef:
     return StepDef(
         f"{kind.name}_pointwise",
+        results=(*kind.results, AUX),
         kinds=_KINDS,
         parts=tuple((kind.name, *(each.name for each in row)) for row in _EPILOGUES),
         traits=kind.traits,

@@ -269,6 +269,8 @@ template <class T>
 T __ldcg(const T* from) { return *from; }
 template <class T>
 void __stcs(T* to, T value) { *to = value; }
+template <class T>
+void __stwb(T* to, T value) { *to = value; }
 
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;

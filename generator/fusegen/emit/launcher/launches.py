@@ -15,7 +15,7 @@ from ...ir.step import Chunks, Copy, Step
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...steps import copies_memory, definition
-from ...steps.gemm_pointwise import OTHER
+from ...steps.gemm_pointwise import AUX, OTHER
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
@@ -453,11 +453,15 @@ def _pointwise_fields(step: Step, reading: Reading, without: str | None = None) 
 
 
 def _epilogue_fields(at: _Place) -> dict[str, str]:
-    """What the expressions behind a GEMM read besides its result."""
-    other = at.operand(OTHER)
+    """What the expressions behind a GEMM read besides its result, and where that goes without."""
     attributes = [value for part in at.step.parts for _, value in part.attributes]
     scalars = ", ".join(f"static_cast<float>({scalar(value)})" for value in attributes)
-    return {"epilogue": f"{{{other}, {{{scalars}}}}}" if scalars else f"{{{other}}}"}
+    words = [at.operand(OTHER), f"{{{scalars}}}"]
+    if aux := at.result(AUX):
+        words.append(writable(aux, at.conditions.text(at.step.wanted(aux))))
+    elif not scalars:
+        words.pop()
+    return {"epilogue": f"{{{', '.join(words)}}}"}
 
 
 _FIRST, _ROWS = "first", "rows"

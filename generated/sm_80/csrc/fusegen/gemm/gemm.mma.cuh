@@ -29,11 +29,12 @@
 
 namespace fusegen {
 
-// The tensor that results are written to, and what they go through on the way there.
+// The tensors that results are written to, and what they go through on the way there.
 template <class Change>
 struct MmaResult {
   void* d;
   const void* other;  // what `change` loads
+  void* aux;          // for results before it; nullptr: nobody asks
   Change change;
 };
 
@@ -61,7 +62,7 @@ __device__ void run_mma_cta(const MmaOperands& in, const MmaResult<Change>& resu
   CopyRing<kind, Config, T> copies(in, shape, stages);
   Mainloop mainloop(stages, uint32_t(warp_row), uint32_t(warp_column), lane);
   Sink sink(result.d, shared + T::kSlabsAt + warp * kSlabBytes, shape.n, columns, lane,
-            result.other, result.change);
+            result.other, result.aux, result.change);
 
   // Tiles wait in shared memory: registers are for sums and operands.
   Tile(&tiles)[2] = control.tiles[warp];
@@ -125,9 +126,9 @@ MmaOperands mma_operands(const GemmArguments& in) {
 template <class Element, Store store, class Change>
 auto mma_result(const GemmArguments& in, const Change& change) {
   if constexpr (adds(store)) {
-    return MmaResult<Add<Stored<Element, store>>>{in.d, in.d, {}};
+    return MmaResult<Add<Stored<Element, store>>>{in.d, in.d, nullptr, {}};
   } else {
-    return MmaResult<Change>{in.d, in.epilogue.other, change};
+    return MmaResult<Change>{in.d, in.epilogue.other, in.epilogue.aux, change};
   }
 }
 

@@ -30,19 +30,32 @@ struct LogitSums {
   RunningSum exponentials;
   float logits = 0.0f;
 
-  // Vectors `first`, `first + step`, ..., all of which the row has.
-  template <class Element, int kVectors>
-  __device__ __forceinline__ void add(const uint4* x, int first, int step, bool sums_logits) {
-    uint4 packed[kVectors];
+  // Vectors `first`, `first + step`, ... of a row of `count`; with `kAll` it has all of them.
+  template <class Element, bool kAll>
+  __device__ __forceinline__ void add(const uint4* x, int first, int step, int count,
+                                      bool sums_logits) {
+    uint4 packed[kLogitVectors];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) packed[v] = __ldg(x + first + v * step);
-    float values[kVectors][kVector];
+    for (int v = 0; v < kLogitVectors; ++v) {
+      packed[v] = kAll || first + v * step < count ? __ldg(x + first + v * step) : uint4{};
+    }
+    float values[kLogitVectors][kVector];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) row::unpack<Element>(packed[v], values[v]);
+    for (int v = 0; v < kLogitVectors; ++v) row::unpack<Element>(packed[v], values[v]);
+    if (sums_logits) add_logits(values);
+#pragma unroll
+    for (int v = 0; v < kLogitVectors; ++v) {
+      if (kAll || first + v * step < count) continue;
+#pragma unroll
+      for (float& value : values[v]) value = -INFINITY;
+    }
     exponentials.add(values);
-    if (!sums_logits) return;
+  }
+
+ private:
+  __device__ __forceinline__ void add_logits(const float (&values)[kLogitVectors][kVector]) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kLogitVectors; ++v) {
 #pragma unroll
       for (float value : values[v]) logits += value;
     }
@@ -83,12 +96,9 @@ static __global__ void __launch_bounds__(Team::kCta, Team::kCtasPerSm)
   int first = Team::thread();
 #pragma unroll 1
   for (; first + (kLogitVectors - 1) * Team::kSize < count; first += kLogitVectors * Team::kSize) {
-    own.add<Element, kLogitVectors>(vectors, first, Team::kSize, smooths);
+    own.add<Element, true>(vectors, first, Team::kSize, count, smooths);
   }
-#pragma unroll 1
-  for (; first < count; first += Team::kSize) {
-    own.add<Element, 1>(vectors, first, Team::kSize, smooths);
-  }
+  if (first < count) own.add<Element, false>(vectors, first, Team::kSize, count, smooths);
   const float largest = Team::reduce(own.exponentials.largest, row::Max(), of_largest);
   const float sum =
       Team::reduce(own.exponentials.sum_less(largest), row::Sum(), of_exponentials);

@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(
                     const __grid_constant__ CUtensorMap map_b,
                     const __grid_constant__ CUtensorMap map_d,
                     const __grid_constant__ Scales<kind, scaling> scales, const Bias<Element> bias,
-                    const __grid_constant__ Epilogue<Change> epilogue,
+                    const __grid_constant__ Epilogue<Change, store> epilogue,
                     const __grid_constant__ Shape shape) {
   using T = Fp8Traits<kind, A, B, scaling, accumulation, Config, store>;
   using Parts = Fp8Parts<T, scaling, accumulation>;

@@ -119,7 +119,7 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream,
     return status;
   }
   if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
-  Epilogue<Change> epilogue{change};
+  Epilogue<Change, store> epilogue{change};
   if (Status status =
           encode_epilogue<Element>(in.gemm.epilogue, columns_of<kind>(in.gemm), &epilogue);
       !status.ok()) {
@@ -127,7 +127,7 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream,
   }
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales<kind, scaling>,
-                    Bias<Element>, Epilogue<Change>>(
+                    Bias<Element>, Epilogue<Change, store>>(
       &ragged_fp8_gemm<kind, A, B, Element, scaling, accumulation, Config, store, Change>,
       shared_memory_allowed, in.gemm, stream, a, b, d, scales, bias_of<Element>(in.gemm),
       epilogue);

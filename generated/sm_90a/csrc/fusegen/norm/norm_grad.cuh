@@ -2,11 +2,11 @@
 //
 // Up to 16384 columns x and dy are read once. A fixed number of blocks, the parts, share the rows:
 // part p has rows p * R to p * R + R, where R teams of a block have one each, and every parts * R-th
-// behind them. A thread has the same columns of all of its rows. What it adds up of them lies in
-// shared memory, as eight fp32 sums for each vector of two tensors would not leave registers for the
-// next row, which is loaded while this one is computed. At its end a block adds the sums of its teams
-// and leaves them to a second kernel, which adds those of the parts. Every order is fixed, and how
-// many parts there are depends on sizes alone: results repeat bit for bit, on every GPU.
+// behind them. A thread has the same columns of all of its rows, of which the next ones are copied
+// into shared memory while it computes. Its sums are registers; where both weight and bias have some,
+// those for the bias lie in shared memory, too. At its end a block adds the sums of its teams and
+// leaves them to a second kernel, which adds those of the parts. Every order is fixed, and how many
+// parts there are depends on sizes alone: results repeat bit for bit, on every GPU.
 //
 // Longer rows do not fit: one kernel reads each twice, for dx, and another sums up strips of columns.
 #pragma once
@@ -16,6 +16,7 @@
 
 #include "fusegen/launch/cta_memory.h"
 #include "fusegen/launch/shared_memory.cuh"
+#include "fusegen/load/own_copies.cuh"
 #include "fusegen/norm/norm_grad.h"
 #include "fusegen/norm/rows.cuh"
 
@@ -25,6 +26,7 @@ namespace norm {
 
 inline constexpr int kColumnsReadOnce = 16384;  // of a row, at most
 inline constexpr int kGradThreads = 512;
+inline constexpr int kAlwaysShared = 1 << 10;  // bytes of a block's, at most, that no launch sizes
 
 // Which sums over rows are wanted, and where those of a part lie.
 struct Sums {
@@ -34,6 +36,7 @@ struct Sums {
       : weight(in.dweight != nullptr), bias(in.dbias != nullptr) {}
 
   __device__ __host__ int count() const { return weight + bias; }
+  __device__ __host__ bool both() const { return weight && bias; }
 };
 
 // What follows from statistics of a row: n = scale x + shift.
@@ -60,15 +63,14 @@ __device__ __forceinline__ void add_products(float (&sums)[1 + centred], const R
   }
 }
 
+// From g of a vector's elements.
 template <class Element, bool centred>
 __device__ __forceinline__ uint4 input_gradient(const Row& row, const float (&means)[1 + centred],
-                                                const uint4& x, const uint4& dy,
-                                                const Values& gamma) {
-  const Values input = unpack<Element>(x), gradient = unpack<Element>(dy);
+                                                const Values& input, const Values& scaled) {
   Values result;
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    float value = gradient.of[j] * gamma.of[j] - row.normed(input.of[j]) * means[0];
+    float value = scaled.of[j] - row.normed(input.of[j]) * means[0];
     if constexpr (centred) value -= means[1];
     result.of[j] = row.scale * value;
   }
@@ -87,9 +89,12 @@ struct ColumnSums {
   __device__ ColumnSums(float4* shared, const Place<S>& place)
       : own(shared + place.row * kOfRow + place.lane) {}
 
-  __device__ void clear() const {
+  __device__ void set(int i, const Values& sums) const {
 #pragma unroll
-    for (int i = 0; i < 2 * S::kVectors; ++i) own[i * S::kTeam] = make_float4(0, 0, 0, 0);
+    for (int half = 0; half < 2; ++half) {
+      const float* const from = sums.of + 4 * half;
+      own[(2 * i + half) * S::kTeam] = make_float4(from[0], from[1], from[2], from[3]);
+    }
   }
 
   __device__ __forceinline__ void add(int i, const Values& terms) const {
@@ -105,12 +110,12 @@ struct ColumnSums {
     }
   }
 
-  // The sums of a block's rows, in their order, as fp32 of a row of columns.
+  // The sums of a block's rows, in their order, as fp32 of a row of columns. Neighbouring threads
+  // write neighbouring bytes: half sectors would take as long as whole ones.
   __device__ static void put(const float4* shared, float* to, int columns) {
-    for (int at = threadIdx.x; at < kOfRow; at += S::kThreads) {
-      const int lane = at % S::kTeam, half = at / S::kTeam % 2, i = at / S::kTeam / 2;
-      const int column = (i * S::kTeam + lane) * kVector + half * 4;
-      if (column >= columns) continue;
+    for (int column = int(threadIdx.x) * 4; column < columns; column += S::kThreads * 4) {
+      const int vector = column / kVector, half = column % kVector / 4;
+      const int at = (vector / S::kTeam * 2 + half) * S::kTeam + vector % S::kTeam;
       float4 sum = shared[at];
 #pragma unroll 4
       for (int row = 1; row < S::kRows; ++row) {
@@ -125,27 +130,77 @@ struct ColumnSums {
   }
 };
 
-// One row of x and of dy, and its statistics, as a thread has them.
-template <class Element, class S>
-struct Loaded {
-  uint4 x[S::kVectors], dy[S::kVectors];
-  Row row;
+// A thread's part of the rows that its team has next: a ring of stages in shared memory, of one row
+// of each tensor. `place`: the columns of a thread; where a row has none of those there are zeros,
+// which are never copied to and add nothing to any sum.
+template <class Element, class S, bool adds>
+struct RowRing {
+  static constexpr int kTensors = 2 + adds;  // x, dy, and what is added to dx
+  static constexpr int kOfTensor = S::kThreads * S::kVectors;  // vectors, of all rows of a stage
+  static constexpr int kBytes = kTensors * kOfTensor * int(sizeof(uint4));  // of a stage
+  static constexpr int kMostStages = 2;
+  static constexpr int kStep = S::kTeam * kVector;  // elements between two vectors of a thread
+  static_assert(ColumnSums<S>::kBytes <= kBytes, "sums of columns lie there at the end");
 
-  __device__ __forceinline__ Loaded(const NormGradArguments& in, int64_t at, const Place<S>& place)
-      : row(in, at, at < in.rows) {
-    const int columns = int(in.columns);
-    load_row<Element, S>(x, in.x, at * columns, columns, at < in.rows, place);
-    load_row<Element, S>(dy, in.dy, at * columns, columns, at < in.rows, place);
+  uint4* const first;
+  uint4* const last;
+  uint4* now;
+
+  __device__ RowRing(void* shared, int stages)
+      : first(static_cast<uint4*>(shared) + threadIdx.x),
+        last(first + (stages - 1) * kTensors * kOfTensor),
+        now(first) {}
+
+  __device__ __forceinline__ void advance() {
+    now = now == last ? first : now + kTensors * kOfTensor;
+  }
+
+  __device__ __forceinline__ uint4& at(int tensor, int i) const {
+    return now[tensor * kOfTensor + i * S::kThreads];
+  }
+
+  // Begins to copy a row into the stage at hand. `at`: its first element here.
+  __device__ __forceinline__ void start(const NormGradArguments& in, int64_t at,
+                                        const Place<S>& place) const {
+    start(0, static_cast<const Element*>(in.x) + at, int(in.columns), place);
+    start(1, static_cast<const Element*>(in.dy) + at, int(in.columns), place);
+    if constexpr (adds) {
+      start(2, static_cast<const Element*>(in.add) + at, int(in.columns), place);
+    }
+  }
+
+  __device__ __forceinline__ void start(int tensor, const Element* from, int columns,
+                                        const Place<S>& place) const {
+#pragma unroll
+    for (int i = 0; i < S::kVectors; ++i) {
+      if (place.column(i) < columns) copy_own(&at(tensor, i), from + i * kStep);
+    }
+  }
+
+  __device__ __forceinline__ void clear_no_columns(int columns, const Place<S>& place) const {
+#pragma unroll
+    for (int i = 0; i < S::kVectors; ++i) {
+      if (place.column(i) < columns) continue;
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) at(tensor, i) = make_uint4(0, 0, 0, 0);
+    }
   }
 };
 
-// Grid (parts). `adds`: whether something is added to dx, which is loaded before the sums of its row,
-// and used behind them: registers for that of the next row, too, are not left.
+// Bytes of shared memory that a block has of rows, and of sums for the bias.
+template <class Ring, class S>
+constexpr int shared_bytes(int stages, bool both) {
+  return stages * Ring::kBytes + (both ? ColumnSums<S>::kBytes : 0);
+}
+
+// Grid (parts), with a ring of one or two stages. `adds`: whether something is added to dx.
 template <class Element, class S, bool centred, bool adds>
 static __global__ void __launch_bounds__(S::kThreads, 1)
-    grad_kernel(const __grid_constant__ NormGradArguments in) {
-  extern __shared__ float4 column_sums[];
+    grad_kernel(const __grid_constant__ NormGradArguments in, int stages) {
+  using Ring = RowRing<Element, S, adds>;
+  extern __shared__ uint4 shared[];
   __shared__ float across[2][S::kThreads / kWarp][1 + centred];
+  static_assert(sizeof(across) <= kAlwaysShared);
   wait_for_previous_kernel();
   let_next_kernel_start();
   const Place<S> place;
@@ -153,60 +208,82 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   const int columns = int(in.columns);
   const float count = count_of(in.kind, columns);
   const Gamma<Element> gamma(in.weight, in.zero_centered);
-  const ColumnSums<S> of_weight(column_sums, place);
-  float4* const bias_sums = column_sums + (wanted.weight ? S::kRows * ColumnSums<S>::kOfRow : 0);
-  const ColumnSums<S> of_bias(bias_sums, place);
-  if (wanted.weight) of_weight.clear();
-  if (wanted.bias) of_bias.clear();
 
-  const int64_t step = int64_t(gridDim.x) * S::kRows;
-  int64_t first = int64_t(blockIdx.x) * S::kRows;
-  Loaded<Element, S> next(in, first + place.row, place);
-  for (int turn = 0; first < in.rows; first += step, turn ^= 1) {
-    const Loaded<Element, S> now = next;
-    if (first + step < in.rows) next = Loaded<Element, S>(in, first + step + place.row, place);
-    const int64_t row = first + place.row;
-    const bool writes = in.dx != nullptr && row < in.rows;
-    [[maybe_unused]] uint4 added[S::kVectors];
-    if constexpr (adds) {
-      load_row<Element, S>(added, in.add, row * columns, columns, writes, place);
-    }
-    float means[1 + centred] = {};
+  const uint32_t rows = uint32_t(in.rows), step = gridDim.x * S::kRows;
+  uint32_t row = blockIdx.x * S::kRows + place.row;
+  int64_t at = int64_t(row) * columns + place.column(0);
+  const int64_t stride = int64_t(step) * columns;
+  Ring ring(shared, stages);
+  for (int stage = 0; stage < stages; ++stage, ring.advance()) {
+    ring.clear_no_columns(columns, place);
+    if (row + stage * step < rows) ring.start(in, at + stage * stride, place);
+    end_group_of_copies();
+  }
+  float4* const sums_in_shared = reinterpret_cast<float4*>(shared);
+  float4* const bias_sums = sums_in_shared + stages * (Ring::kBytes / int(sizeof(float4)));
+  const ColumnSums<S> of_bias(bias_sums, place);
+  Values sums[S::kVectors] = {};  // for the weight, or else for the bias
+  if (centred && wanted.both()) {
 #pragma unroll
-    for (int i = 0; i < S::kVectors; ++i) {
-      const int column = place.column(i);
-      if (column >= columns) continue;
-      add_products<Element, centred>(means, now.row, now.x[i], now.dy[i], gamma(column));
+    for (int i = 0; i < S::kVectors; ++i) of_bias.set(i, Values{});
+  }
+
+  Row next(in, row, row < rows);
+  for (int turn = 0; row - place.row < rows; turn ^= 1) {
+    const Row now = next;
+    next = Row(in, row + step, row + step < rows);
+    wait_for_own_copies(stages - 1);
+    Values scaled[S::kVectors];
+    float means[1 + centred] = {};
+    if (row < rows) {
+#pragma unroll
+      for (int i = 0; i < S::kVectors; ++i) {
+        const Values input = unpack<Element>(ring.at(0, i));
+        const Values gradient = unpack<Element>(ring.at(1, i));
+        const int column = place.column(i);
+        const Values weight = column < columns ? gamma(column) : Values{};
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          const float normed = now.normed(input.of[j]);
+          scaled[i].of[j] = gradient.of[j] * weight.of[j];
+          means[0] = fmaf(scaled[i].of[j], normed, means[0]);
+          if constexpr (centred) means[1] += scaled[i].of[j];
+          const bool of_bias_alone = centred && !wanted.weight;
+          sums[i].of[j] += of_bias_alone ? gradient.of[j] : gradient.of[j] * normed;
+        }
+        if (centred && wanted.both()) of_bias.add(i, gradient);
+      }
     }
     add_up<S>(means, across[turn]);
 #pragma unroll
     for (int i = 0; i < 1 + centred; ++i) means[i] /= count;
+    if (in.dx != nullptr && row < rows) {
+      Element* const to = static_cast<Element*>(in.dx) + at;
 #pragma unroll
-    for (int i = 0; i < S::kVectors; ++i) {
-      const int column = place.column(i);
-      if (column >= columns) continue;
-      if (writes) {
-        uint4 dx = input_gradient<Element, centred>(now.row, means, now.x[i], now.dy[i],
-                                                    gamma(column));
-        if constexpr (adds) dx = plus<Element>(dx, added[i]);
-        auto* const to = static_cast<Element*>(in.dx) + row * columns + column;
-        *reinterpret_cast<uint4*>(to) = dx;
+      for (int i = 0; i < S::kVectors; ++i) {
+        const Values input = unpack<Element>(ring.at(0, i));
+        uint4 dx = input_gradient<Element, centred>(now, means, input, scaled[i]);
+        if constexpr (adds) dx = plus<Element>(dx, ring.at(2, i));
+        // An assignment is compiled to stores of words here.
+        auto* const vector = reinterpret_cast<uint4*>(to + i * Ring::kStep);
+        if (place.column(i) < columns) __stwb(vector, dx);
       }
-      const Values gradient = unpack<Element>(now.dy[i]);
-      if (wanted.weight) {
-        Values terms = unpack<Element>(now.x[i]);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) terms.of[j] = gradient.of[j] * now.row.normed(terms.of[j]);
-        of_weight.add(i, terms);
-      }
-      if (wanted.bias) of_bias.add(i, gradient);
     }
+    if (row + stages * step < rows) ring.start(in, at + stages * stride, place);
+    end_group_of_copies();
+    ring.advance();
+    row += step;
+    at += stride;
   }
   if (wanted.count() == 0) return;
   __syncthreads();
   float* const to = in.partials + int64_t(blockIdx.x) * wanted.count() * columns;
-  if (wanted.weight) ColumnSums<S>::put(column_sums, to, columns);
-  if (wanted.bias) ColumnSums<S>::put(bias_sums, to + (wanted.weight ? columns : 0), columns);
+  const ColumnSums<S> of_all(sums_in_shared, place);
+#pragma unroll
+  for (int i = 0; i < S::kVectors; ++i) of_all.set(i, sums[i]);
+  __syncthreads();
+  ColumnSums<S>::put(sums_in_shared, to, columns);
+  if (centred && wanted.both()) ColumnSums<S>::put(bias_sums, to + columns, columns);
 }
 
 // dx of rows that no block can keep; a block has one row at a time, grid (rows).
@@ -233,9 +310,12 @@ static __global__ void __launch_bounds__(1024)
   for (int i = 0; i < 1 + centred; ++i) means[i] /= count_of(in.kind, columns);
 #pragma unroll 2
   for (int column = place.column(0); column < columns; column += S::kColumns) {
-    uint4 result = input_gradient<Element, centred>(
-        row, means, load_vector<Element>(in.x, begin + column),
-        load_vector<Element>(in.dy, begin + column), gamma(column));
+    const Values input = unpack<Element>(load_vector<Element>(in.x, begin + column));
+    Values scaled = unpack<Element>(load_vector<Element>(in.dy, begin + column));
+    const Values weight = gamma(column);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) scaled.of[j] *= weight.of[j];
+    uint4 result = input_gradient<Element, centred>(row, means, input, scaled);
     if (in.add != nullptr) {
       result = plus<Element>(result, load_vector<Element>(in.add, begin + column));
     }
@@ -293,6 +373,7 @@ static __global__ void __launch_bounds__(kStripThreads)
 }
 
 inline constexpr int kAdders = 8;  // of a column
+inline constexpr int kAdded = int(ceil_div(kNormParts, kAdders));  // parts of each, at most
 
 // The sums of all parts: one column to a lane, every eighth part to a warp, then those of the warps.
 template <class Element>
@@ -305,13 +386,16 @@ static __global__ void __launch_bounds__(kAdders* kWarp)
   const int column = int(blockIdx.x) * kWarp + lane, all = wanted.count() * columns;
   wait_for_previous_kernel();
   let_next_kernel_start();
-  float sum = 0.0f;
-  if (column < all) {
-#pragma unroll 8
-    for (int part = warp; part < parts; part += kAdders) {
-      sum += in.partials[int64_t(part) * all + column];
-    }
+  float terms[kAdded];  // all are under way at once
+#pragma unroll
+  for (int i = 0; i < kAdded; ++i) {
+    const int part = warp + i * kAdders;
+    const bool there = column < all && part < parts;
+    terms[i] = there ? in.partials[int64_t(part) * all + column] : 0.0f;
   }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kAdded; ++i) sum += terms[i];
   shared[warp][lane] = sum;
   __syncthreads();
   if (warp != 0 || column >= all) return;
@@ -336,26 +420,34 @@ Status with_grad_shape(int64_t columns, const Launch& launch) {
   return launch(Shape<kGradThreads, 512, 4>());
 }
 
+// Bytes of shared memory that a launch may ask for.
+inline int memory_of_launch() { return cta_shared_memory() - kAlwaysShared; }
+
 template <class Element, class S, bool centred, bool adds>
 Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
+  using Ring = RowRing<Element, S, adds>;
   static std::atomic<uint64_t> allowed{0};
   const auto kernel = &grad_kernel<Element, S, centred, adds>;
-  const int most = std::min((1 + centred) * ColumnSums<S>::kBytes, cta_shared_memory());
-  Status status = allow_shared_memory(kernel, most, allowed);
+  const bool both = Sums(in).both();
+  const int most = memory_of_launch();
+  const int stages = shared_bytes<Ring, S>(Ring::kMostStages, both) <= most ? Ring::kMostStages : 1;
+  const int leave = std::min(shared_bytes<Ring, S>(Ring::kMostStages, centred), most);
+  Status status = allow_shared_memory(kernel, leave, allowed);
   if (!status.ok()) return status;
   Grid grid{dim3(unsigned(parts)), S::kThreads};
-  grid.shared_bytes = Sums(in).count() * ColumnSums<S>::kBytes;
-  return launch_kernel("cudaLaunchKernelEx(norm_grad)", kernel, grid, stream, in);
+  grid.shared_bytes = shared_bytes<Ring, S>(stages, both);
+  return launch_kernel("cudaLaunchKernelEx(norm_grad)", kernel, grid, stream, in, stages);
 }
 
 template <class Element, class S>
 Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
+  const bool adds = in.add != nullptr && in.dx != nullptr;
   if (in.kind == NormKind::layer) {
-    return in.add != nullptr ? launch_rows<Element, S, true, true>(in, parts, stream)
-                             : launch_rows<Element, S, true, false>(in, parts, stream);
+    return adds ? launch_rows<Element, S, true, true>(in, parts, stream)
+                : launch_rows<Element, S, true, false>(in, parts, stream);
   }
-  return in.add != nullptr ? launch_rows<Element, S, false, true>(in, parts, stream)
-                           : launch_rows<Element, S, false, false>(in, parts, stream);
+  return adds ? launch_rows<Element, S, false, true>(in, parts, stream)
+              : launch_rows<Element, S, false, false>(in, parts, stream);
 }
 
 template <class Element>
@@ -372,12 +464,17 @@ Status launch_long_rows(const NormGradArguments& in, int parts, Stream& stream) 
   return launch_kernel(kCall, &strip_kernel<Element>, grid, stream, in);
 }
 
-// Whether a block has room for the sums of weight and bias at once.
-inline bool both_sums_fit(int64_t columns) {
-  if (columns > kColumnsReadOnce) return true;  // they lie in registers
+// Whether a block has memory for sums for the bias beside its rows.
+template <class Element>
+bool bias_sums_fit(const NormGradArguments& in) {
+  if (in.columns > kColumnsReadOnce) return true;  // they lie in registers
   bool fit = true;
-  (void)with_grad_shape(columns, [&](auto shape) {
-    fit = 2 * ColumnSums<decltype(shape)>::kBytes <= cta_shared_memory();
+  (void)with_grad_shape(in.columns, [&](auto shape) {
+    using S = decltype(shape);
+    const int bytes = in.add != nullptr && in.dx != nullptr
+                          ? shared_bytes<RowRing<Element, S, true>, S>(1, true)
+                          : shared_bytes<RowRing<Element, S, false>, S>(1, true);
+    fit = bytes <= memory_of_launch();
     return Status();
   });
   return fit;
@@ -387,8 +484,8 @@ inline bool both_sums_fit(int64_t columns) {
 
 template <class Element>
 static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
-  if (norm::Sums(in).count() == 2 && !norm::both_sums_fit(in.columns)) {
-    // One at a time, which reads x and dy twice: neither sum depends on the other.
+  if (norm::Sums(in).both() && !norm::bias_sums_fit<Element>(in)) {
+    // In two launches, which read x and dy twice: neither sum depends on the other.
     NormGradArguments first = in, second = in;
     first.dbias = nullptr;
     second.dx = second.dweight = nullptr;

@@ -4,6 +4,7 @@
 
 #include <cute/arch/util.hpp>
 
+#include <array>
 #include <cstdint>
 
 #include "fusegen/fragment/fragment.cuh"
@@ -43,17 +44,15 @@ struct ChunkRing {
 template <class Result>
 struct WriteChunk {
   static_assert(sizeof(Result) == 2);
+  using Rounded = std::array<uint32_t, kChunkColumns / 4>;  // of a lane
 
   template <bool Loads, class Change>
   __device__ static void run(const Fragment<kChunkColumns>& fragment, uint32_t buffer,
                              const Change& change) {
-    const uint32_t lane = fragment.lane;
     const float* const in = fragment.values[0];
-    const uint32_t row = lane % 16;
 #pragma unroll
     for (int i = 0; i < kChunkColumns / 16; ++i) {
-      const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
-      const uint32_t address = buffer + row * 128 + unit * 16;
+      const uint32_t address = address_of(buffer, fragment.lane, i);
       uint32_t old[4] = {}, out[4];
       if constexpr (Loads) load_matrices(address, old);
 #pragma unroll
@@ -64,7 +63,37 @@ struct WriteChunk {
     }
   }
 
+  // The same in two steps, for results that are written more than once.
+  __device__ static Rounded round(const Fragment<kChunkColumns>& fragment) {
+    const float* const in = fragment.values[0];
+    Rounded out;
+#pragma unroll
+    for (int i = 0; i < kChunkColumns / 4; ++i) {
+      out[i] = round_pair(in[i * 2], in[i * 2 + 1], Result());
+    }
+    return out;
+  }
+
+  template <class Change>
+  __device__ static void write(const Rounded& rounded, uint32_t lane, uint32_t buffer,
+                               const Change& change) {
+#pragma unroll
+    for (int i = 0; i < kChunkColumns / 16; ++i) {
+      uint32_t out[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[j] = change(rounded[i * 4 + j], 0);
+      store_matrices(address_of(buffer, lane, i), out);
+    }
+  }
+
  private:
+  // Of the lane's row of the two 8x8 matrices `i` and the next ones.
+  __device__ static uint32_t address_of(uint32_t buffer, uint32_t lane, int i) {
+    const uint32_t row = lane % 16;
+    const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
+    return buffer + row * 128 + unit * 16;
+  }
+
   __device__ static void load_matrices(uint32_t address, uint32_t (&old)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(old[0]), "=r"(old[1]), "=r"(old[2]), "=r"(old[3])

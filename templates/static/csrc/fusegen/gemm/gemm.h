@@ -22,22 +22,27 @@ enum class Store {
   io,           // written in the module's own type
   scaled_bias,  // the same, each row's bias times a scale of that row; fprop alone
   unary,        // as io, and then changed by expressions of it; fprop and dgrad
+  unary_aux,    // the same, and what it was before them goes to a tensor of its own, if asked for
   binary,       // the same, one of the expressions is of another tensor, too
   fp32,         // written in fp32; wgrad alone
   add,          // added in fp32 to what is there; wgrad alone
   add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
 constexpr bool adds(Store store) { return store == Store::add || store == Store::add_io; }
-constexpr bool changes(Store store) { return store == Store::unary || store == Store::binary; }
+constexpr bool has_aux(Store store) { return store == Store::unary_aux; }
+constexpr bool changes(Store store) {
+  return store == Store::unary || has_aux(store) || store == Store::binary;
+}
 // Whether results meet what a tensor has in their place.
 constexpr bool loads(Store store) { return adds(store) || store == Store::binary; }
 constexpr bool is_wide(Store store) { return store == Store::fp32 || store == Store::add; }
 
-// What expressions of a result read besides it.
+// What expressions of a result read besides it, and where it goes without them.
 inline constexpr int kMostScalars = 8;
 struct EpilogueArguments {
   const void* other = nullptr;  // of the result's shape; Store::binary alone
   std::array<float, kMostScalars> scalars = {};  // of all expressions, in their order
+  void* aux = nullptr;  // of the result's shape, nullptr: not asked for; Store::unary_aux alone
 };
 
 // Row-major operands. n = out_features and k = in_features in all three kinds.

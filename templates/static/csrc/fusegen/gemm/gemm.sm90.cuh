@@ -60,7 +60,7 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
 template <class T, class Result, class Mainloop, class Loader, class Visits, class Change>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
                         const Visits& visits, const CUtensorMap* map_d,
-                        const Epilogue<Change>& epilogue, const Shape& shape) {
+                        const Epilogue<Change, T::kStore>& epilogue, const Shape& shape) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const Cta<T> cta(shared);
   if (cta.warp == 0 && cta.lane == 0) cta.control().init();
@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::k
     ragged_gemm(const __grid_constant__ CUtensorMap map_a,
                 const __grid_constant__ CUtensorMap map_b,
                 const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
-                const __grid_constant__ Epilogue<Change> epilogue,
+                const __grid_constant__ Epilogue<Change, store> epilogue,
                 const __grid_constant__ Shape shape) {
   using T = Traits<kind, Element, Config, store>;
   const PlainLoader<T> loader{&map_a, &map_b, {}};

@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(Traits<kind, __nv_bfloat16, Config, sto
                         const __grid_constant__ CUtensorMap map_b,
                         const __grid_constant__ CUtensorMap map_d, const Scales scales,
                         const Bias<Element> bias,
-                        const __grid_constant__ Epilogue<Change> epilogue,
+                        const __grid_constant__ Epilogue<Change, store> epilogue,
                         const __grid_constant__ Shape shape) {
   using T = Traits<kind, __nv_bfloat16, Config, store>;
   const PlainLoader<T> loader{&map_a, &map_b, {}};
@@ -38,14 +38,14 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream
   CUtensorMap a, b, d;
   Status status = encode_operands<kind, __nv_bfloat16, Result, T, Config>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
-  Epilogue<Change> epilogue{change};
+  Epilogue<Change, store> epilogue{change};
   status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);
   using Scales = decltype(scales);
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>,
-                    Epilogue<Change>>(
+                    Epilogue<Change, store>>(
       &ragged_decoded_gemm<kind, Element, Config, store, Scales, Change>, shared_memory_allowed,
       gemm, stream, a, b, d, scales, bias_of<Element>(gemm), epilogue);
 }

@@ -59,12 +59,12 @@ static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change&
   CUtensorMap a, b, d;
   Status status = encode_operands<kind, Element, Result, T, Config>(in, &a, &b, &d);
   if (!status.ok()) return status;
-  Epilogue<Change> epilogue{change};
+  Epilogue<Change, store> epilogue{change};
   status = encode_epilogue<Element>(in.epilogue, columns_of<kind>(in), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
-                    Epilogue<Change>>(
+                    Epilogue<Change, store>>(
       &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream, a, b,
       d, bias_of<Element>(in), epilogue);
 }

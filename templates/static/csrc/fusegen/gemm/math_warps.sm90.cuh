@@ -12,6 +12,7 @@
 #include "fusegen/mainloop/stages.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/add.sm90.cuh"
+#include "fusegen/sink/aux_store.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
 #include "fusegen/sink/loaded.sm90.cuh"
 #include "fusegen/sink/store_fragment.cuh"
@@ -73,8 +74,10 @@ struct MathWarp {
   using Values = typename Sums::Values;
   static constexpr Write kWrite = T::kKind == Gemm::wgrad ? Write::matrix : Write::rows;
   static constexpr Write kStores = adds(T::kStore) ? Write::add : kWrite;
+  using Alone = TmaStore<Result, kStores, T::kBuffers, Change>;
+  using Unary = std::conditional_t<has_aux(T::kStore), AuxStore<Result, T::kBuffers, Change>, Alone>;
   using Stores = std::conditional_t<Change::kLoads, LoadedSink<Result, Values, T::kBuffers, Change>,
-                                    TmaStore<Result, kStores, T::kBuffers, Change>>;
+                                    Unary>;
   using Sink = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
   static_assert(Change::kLoads == (T::kStore == Store::binary), "barriers are those of the store");
 
@@ -90,7 +93,7 @@ struct MathWarp {
   // The `part`-th warpgroup's; `warp` counts within it.
   __device__ MathWarp(const Cta<T>& cta, typename Mainloop::Arguments arguments,
                       const Visits& visits, const CUtensorMap* map,
-                      const Epilogue<Change>& epilogue, int32_t columns, uint32_t part,
+                      const Epilogue<Change, T::kStore>& epilogue, int32_t columns, uint32_t part,
                       uint32_t warp)
       : visits(visits),
         columns(columns),
@@ -116,14 +119,16 @@ struct MathWarp {
 
  private:
   __device__ static Sink sink_of(const Cta<T>& cta, const CUtensorMap* map,
-                                 const Epilogue<Change>& epilogue, int32_t columns, int32_t row,
-                                 uint32_t index) {
+                                 const Epilogue<Change, T::kStore>& epilogue, int32_t columns,
+                                 int32_t row, uint32_t index) {
     const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
     CopyBarrier* const loaded = cta.control().loaded[index];
     if constexpr (adds(T::kStore)) {
       return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
     } else if constexpr (Change::kLoads) {
       return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};
+    } else if constexpr (has_aux(T::kStore)) {
+      return {{map, ring, cta.lane, epilogue.change}, epilogue.asked ? &epilogue.aux : nullptr};
     } else {
       return {map, ring, cta.lane, epilogue.change};
     }

@@ -30,11 +30,12 @@ class PlainSink {
   static_assert(Columns % kColumns == 0 && 32 % (kColumns / kUnit) == 0);
 
   // `rows`, `columns`: of a group's result where those are no tokens, and of every result; `other`
-  // has what `change` loads.
+  // has what `change` loads, `aux` gets what it changes, unless nobody asks.
   __device__ PlainSink(void* d, uint8_t* slab, int32_t rows, int32_t columns, uint32_t lane,
-                       const void* other, const Change& change)
+                       const void* other, void* aux, const Change& change)
       : d_(static_cast<Result*>(d)),
         other_(static_cast<const Result*>(other)),
+        aux_(static_cast<Result*>(aux)),
         slab_(slab),
         rows_(rows),
         columns_(columns),
@@ -61,13 +62,15 @@ class PlainSink {
     fill(part);
     __syncwarp();
     const auto change = change_.begin(tile);
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < kCount; ++i) {
       if (i * kRowStep >= mine) continue;
       const uint4 out =
           *reinterpret_cast<const uint4*>(slab_ + offset(row() + i * kRowStep, unit()));
       const uint4 other = others[i];
-      *reinterpret_cast<uint4*>(to + int64_t(i * kRowStep) * columns_) =
+      const int64_t next = int64_t(i * kRowStep) * columns_;
+      if (has_aux(store) && aux_ != nullptr) *reinterpret_cast<uint4*>(aux_ + at + next) = out;
+      *reinterpret_cast<uint4*>(to + next) =
           uint4{change(out.x, other.x), change(out.y, other.y), change(out.z, other.z),
                 change(out.w, other.w)};
     }
@@ -78,6 +81,8 @@ class PlainSink {
   static constexpr int kUnits = kColumns / kUnit;   // of a row
   static constexpr int kRowStep = 32 / kUnits;      // rows that the warp stores at once
   static constexpr int kCount = 16 / kRowStep;
+  // An expression may take many registers, of which sums of other parts leave few.
+  static constexpr int kUnrolled = changes(store) && !Change::kLoads ? 1 : kCount;
 
   __device__ uint32_t row() const { return lane_ / kUnits; }
   __device__ uint32_t unit() const { return lane_ % kUnits; }
@@ -110,6 +115,7 @@ class PlainSink {
 
   Result* d_;
   const Result* other_;
+  Result* aux_;
   uint8_t* slab_;
   int32_t rows_, columns_;
   uint32_t lane_;

@@ -82,12 +82,20 @@ struct TmaStore {
   }
 
   __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {
+    send(map, tile, place, [&](uint32_t buffer) {
+      WriteChunk<Result>::template run<false>(part, buffer, change.begin(tile));
+    });
+  }
+
+  // What fill(buffer) writes, into the tensor of a descriptor.
+  template <class Fill>
+  __device__ void send(const CUtensorMap* to, const Tile& tile, Place place, Fill fill) {
     if (lane == 0) cute::tma_store_wait<Buffers - 1>();
     __syncwarp();
-    WriteChunk<Result>::template run<false>(part, ring.address(), change.begin(tile));
+    fill(ring.address());
     cute::tma_store_fence();
     __syncwarp();
-    if (lane == 0) send_chunk<write>(map, ring.address(), tile, place);
+    if (lane == 0) send_chunk<write>(to, ring.address(), tile, place);
     ring.advance();
   }
 

@@ -29,25 +29,25 @@ inline Status check_sizes(int64_t rows, int64_t columns) {
   return {};
 }
 
-// Launches the kernel of a row's team: `once` where a team has all of a row at once, `twice` where
-// rows are longer; each is called with a team and gives a kernel, which takes the arguments and the
-// number of rows. Threads have `kVectors` vectors of each operand.
-template <int kVectors, class Arguments, class Once, class Twice>
+// Launches the kernel of a row's team, the smallest of `kThreads`, twice that and so on that has all
+// of a row at once: `once`; or `twice` where rows are longer than any. Each is called with a team and
+// gives a kernel, which takes the arguments and the number of rows. Threads have `kVectors` vectors
+// of each operand; a team with half of them idle would have half of the bytes in flight.
+template <int kVectors, int kThreads = row::kWarp, class Arguments, class Once, class Twice>
 Status launch_rows(const char* call, const Arguments& in, int64_t rows, Stream& stream, Once once,
                    Twice twice) {
-  using Widest = row::Team<kWidest / (kVectors * row::kVector)>;
+  using Team = row::Team<kThreads>;
   const Status status = check_sizes(rows, in.columns);
   if (!status.ok() || rows == 0) return status;
-  const auto launched = [&](auto team, auto kernel) {
-    using Team = decltype(team);
-    const Grid grid{dim3(unsigned(Team::ctas(rows))), Team::kCta};
-    return launch_kernel(call, kernel(team), grid, stream, in, rows);
-  };
-  if (in.columns <= width<row::Team<32>>(kVectors)) return launched(row::Team<32>(), once);
-  if (in.columns <= width<row::Team<128>>(kVectors)) return launched(row::Team<128>(), once);
-  if (in.columns <= width<row::Team<256>>(kVectors)) return launched(row::Team<256>(), once);
-  if (in.columns <= kWidest) return launched(Widest(), once);
-  return launched(Widest(), twice);
+  const Grid grid{dim3(unsigned(Team::ctas(rows))), Team::kCta};
+  if (in.columns <= width<Team>(kVectors)) {
+    return launch_kernel(call, once(Team()), grid, stream, in, rows);
+  }
+  if constexpr (width<Team>(kVectors) < kWidest) {
+    return launch_rows<kVectors, 2 * kThreads>(call, in, rows, stream, once, twice);
+  } else {
+    return launch_kernel(call, twice(Team()), grid, stream, in, rows);
+  }
 }
 
 }  // namespace softmax

@@ -1,8 +1,8 @@
 // y = softmax(scale * x + bias) of each row, without what is left out.
 //
 // Rows of up to 16384 elements are read once and stay in registers, as fp32: a warp has up to 1024
-// elements, a CTA of 128 threads up to 4096, one of 256 twice that, one of 512 the others. Longer
-// rows are read twice, by 512 threads: each keeps the largest score it has seen and the sum of
+// elements, a CTA of 64 threads twice that, and so on, one of 512 the longest. Longer rows are read
+// twice, by 512 threads: each keeps the largest score it has seen and the sum of
 // exponentials less that, and rescales the sum when a larger one comes. Orders are fixed, so results repeat bit for
 // bit. A row of which all scores are -inf gives zeros; NaN, or +inf, makes all of its row NaN.
 #pragma once
