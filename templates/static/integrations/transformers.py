@@ -151,7 +151,7 @@ def _run(
         routing.Spread.apply(hidden_states, order, inverse, top_k, dtype),
         *_by_outputs(experts, weights, dtype, transposed=experts.is_transposed),
         split_sizes,
-        top_k_weights.flatten()[order].float(),
+        top_k_weights.flatten().gather(0, order).float(),
         *_by_outputs(experts, biases, dtype, transposed=False),
         **{scalar.keyword: value for scalar, value in cell.given(experts) if scalar.keyword},
         **_states(cell, module_class, experts),

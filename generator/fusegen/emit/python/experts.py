@@ -101,7 +101,7 @@ def _experts(plan: ModulePlan) -> ExpertsText | None:
         cell=plan.cell,
         function=plan.module,
         class_name=plan.class_name,
-        formula=pieces(docstring(math.formula)),
+        formula=pieces(docstring(math.formula), " ", 72),
         activation=function_name(act),
         scalars=tuple(_scalars(plan, act)),
         gated=_is_gated(plan, first, act),
