@@ -26,7 +26,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows >= 4096: large
     groups == 1 and tokens >= 512: least of
       wide: 4000 + waves * (1000 + 2000 * k / 1024) ns; 256 x 256 on 2 SMs
-      narrow: 3000 + waves * (500 + 1100 * k / 1024) ns; 256 x 128 on 2 SMs
+      narrow: 5000 + waves * (500 + 1100 * k / 1024) ns; 256 x 128 on 2 SMs
     always: middle
   group_sum
     always: the only one

@@ -45,9 +45,9 @@ struct LogitSums {
     if (sums_logits) add_logits(values);
 #pragma unroll
     for (int v = 0; v < kLogitVectors; ++v) {
-      if (kAll || first + v * step < count) continue;
+      const bool left_out = !kAll && first + v * step >= count;
 #pragma unroll
-      for (float& value : values[v]) value = -INFINITY;
+      for (float& value : values[v]) value = left_out ? -INFINITY : value;
     }
     exponentials.add(values);
   }
