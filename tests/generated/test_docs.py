@@ -1,4 +1,4 @@
-"""The examples in docs/features run as they stand, against a bundle made as they say."""
+"""The examples in docs run as they stand, against a bundle made as they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "features").glob("*.md"))
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(page for room in ("features", "integrations") for page in DOCS.glob(f"{room}/*.md"))
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

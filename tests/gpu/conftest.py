@@ -45,6 +45,7 @@ SAMPLE = "grouped_linear__bf16"
 _PLAIN = [path.name for path in HERE.glob("test_*.py") if path.name not in _QUANTIZED]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
 _OF_FUSEGEN = ["test_collective_graphs.py", "test_memory.py", "test_two_devices.py"]
+_OF_TRANSFORMERS = ["test_experts_of_models.py"]
 
 
 def _folders() -> list[Path]:
@@ -66,6 +67,7 @@ collect_ignore = _DEVICE_ONLY if DEVICE == "cpu" else []
 collect_ignore += [] if quantized_bundles() else _QUANTIZED
 collect_ignore += [] if all((each / f"{SAMPLE}.py").exists() for each in FOLDERS) else _PLAIN
 collect_ignore += [] if importlib.util.find_spec("pydantic") else _OF_FUSEGEN
+collect_ignore += [] if importlib.util.find_spec("transformers") else _OF_TRANSFORMERS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

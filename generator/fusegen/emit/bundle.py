@@ -23,6 +23,7 @@ from .kernels.units import (
 from .launcher.program import launcher_context
 from .python.cell import CellContext, cell_context
 from .python.conversions import QuantizeContext, quantize_context
+from .python.experts import ExpertsContext, experts_context
 from .python.sharding import sharding_context
 from .reference.cell import reference_context
 from .render import Renderer
@@ -83,6 +84,7 @@ class BundleContext:
     signatures: tuple[SignatureText, ...]
     example: ExampleText
     kernel_rows: tuple[KernelRow, ...]
+    experts: ExpertsContext | None
     sources: tuple[str, ...]
 
 
@@ -106,6 +108,7 @@ def render_bundle(
     files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
+    files += _integrations(context, renderer)
     if arch.has_kernels:
         files += _compiled(named, context, arch, renderer)
         files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
@@ -180,6 +183,7 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         signatures=signature_texts(plans),
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
+        experts=experts_context(plans),
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
@@ -275,6 +279,16 @@ def _cell(
         yield rendered(f"reference/{plan.cell}.py", "reference/cell.py.j2", reference)
         sharding = sharding_context(plan)
         yield rendered(f"sharding/{plan.cell}.py", "sharding/cell.py.j2", sharding)
+
+
+def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
+    """Files for other libraries; none where no cell is of use to them."""
+    if context.experts is None:
+        return
+    owners, path = tuple(each.cell for each in context.experts.cells), "integrations/_experts.py"
+    yield _render(renderer, path, f"{path}.j2", context.experts, owners, ())
+    statics = {*renderer.static("integrations")}
+    yield from _copies(renderer, "integrations", "integrations/", owners, statics)
 
 
 def _compiled(
