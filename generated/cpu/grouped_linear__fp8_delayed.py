@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:50d444fcbdb0460c
+# checksum sha256:d4d66efd895f9230
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "e905fc39349e3fcc4dc8da8e170b605512c5d41cc26cae4eec403b46a90ed51a"
+DIGEST = "487915b702fa0a4a80f1cd8cac6062d1ada7f781141c5868dd639592c137b066"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -59,6 +60,13 @@ def _forward_fake(
     return y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, weight: Tensor) -> int:
+    T = x.shape[-2]
+    K = x.shape[-1]
+    N = weight.shape[-2]
+    return 2 * T * N * K
+
+
 _forward = _library.register(
     "grouped_linear__fp8_delayed",
     "forward",
@@ -70,6 +78,7 @@ _forward = _library.register(
     tensors=5,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -110,6 +119,25 @@ def _backward_fake(
     return dx, dweight, dbias
 
 
+def _backward_flops(
+    dy: Tensor,
+    weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dweight: bool,
+) -> int:
+    T = dy.shape[-2]
+    N = dy.shape[-1]
+    K = (
+        weight_columnwise.shape[-2]
+        if weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
+    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+
+
 _backward = _library.register(
     "grouped_linear__fp8_delayed",
     "backward",
@@ -122,6 +150,7 @@ _backward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -156,7 +185,8 @@ class _GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_linear__fp8_delayed")
         if dy is None:
             return (None,) * 9
@@ -262,6 +292,8 @@ def grouped_linear(
         x = x.to(autocast)
         weight = weight.to(autocast)
         bias = None if bias is None else bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_linear__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -311,6 +343,17 @@ class GroupedLinear(_parts.KeepsBuffers):
         grad_output_scale: [num_groups], rows of backward_state.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    forward_state: Tensor
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    backward_state: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
     def __init__(
         self,
         num_groups: int,
@@ -324,10 +367,14 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.num_groups = num_groups
         self.in_features = in_features
         self.out_features = out_features
-        make = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_groups, out_features, in_features, **make))
+        self.weight = nn.Parameter(
+            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype)
+        )
         self.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, out_features, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -362,7 +409,8 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
-        """See `grouped_linear`."""
+        """See `grouped_linear`; of narrower types, split_sizes are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
         return grouped_linear(
             x,
             _library.parameter(self, "weight"),
@@ -371,6 +419,10 @@ class GroupedLinear(_parts.KeepsBuffers):
             forward_state=_library.buffer(self, "forward_state"),
             backward_state=_library.buffer(self, "backward_state"),
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00080c8445350139
+# checksum sha256:ce42ba9b522cb9e8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "1940e93aed07345136aa8c043497ec0b1637017035da1c3261be5f3915cc9aa9"
+DIGEST = "1bc025ce8b887cc6964a323f063c7b4ccee0dc15c8a00d30e517318f84b89546"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -89,6 +90,13 @@ def _forward_fake(
     return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "forward",
@@ -103,6 +111,7 @@ _forward = _library.register(
     tensors=12,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -159,6 +168,26 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc2_weight_columnwise: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "backward",
@@ -174,6 +203,7 @@ _backward = _library.register(
     tensors=13,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -300,7 +330,8 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__cached_weights")
         if dy is None:
             return (None,) * 23
@@ -510,6 +541,8 @@ def grouped_mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_mlp__fp8_delayed__cached_weights", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -656,10 +689,44 @@ _TRANSIENT = (
 )
 
 
-def _after_load(layer: nn.Module, _: object) -> None:
+def _after_load(layer: GroupedMLP, _: object) -> None:
     """Make what a state dict does not have."""
     _library.place_copies(layer, _TRANSIENT)
     layer.refresh_weights(update_state=False)
+
+
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    weight_rowwise: Tensor
+    weight_rowwise_scale: Tensor
+    weight_columnwise: Tensor
+    weight_columnwise_scale: Tensor
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    weight_rowwise: Tensor
+    weight_rowwise_scale: Tensor
+    weight_columnwise: Tensor
+    weight_columnwise_scale: Tensor
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
 
 
 class GroupedMLP(_parts.KeepsBuffers):
@@ -714,6 +781,10 @@ class GroupedMLP(_parts.KeepsBuffers):
         fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
+    forward_state: Tensor
+    refresh_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         num_groups: int,
@@ -727,17 +798,25 @@ class GroupedMLP(_parts.KeepsBuffers):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
+        )
         self.fc1.register_parameter(
             "bias",
-            nn.Parameter(torch.empty(num_groups, 2 * intermediate, **make)) if bias else None,
+            nn.Parameter(torch.empty(num_groups, 2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
         )
-        self.fc2.weight = nn.Parameter(torch.empty(num_groups, hidden, intermediate, **make))
+        self.fc2.weight = nn.Parameter(
+            torch.empty(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, hidden, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.fc1.register_buffer(
             "weight_rowwise",
@@ -876,7 +955,9 @@ class GroupedMLP(_parts.KeepsBuffers):
         )
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
-        """See `grouped_mlp`."""
+        """See `grouped_mlp`; of narrower types, split_sizes and probs are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
+        probs = _library.widened(probs, torch.float32)
 
         def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             fc1_weight = _library.parameter(fc1, "weight")
@@ -908,6 +989,10 @@ class GroupedMLP(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

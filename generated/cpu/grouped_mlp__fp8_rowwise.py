@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bcdb59da42677cbe
+# checksum sha256:a5b25cc809ea0a42
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_rowwise on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "73dcf041f68b3f0fd01a8ccf28e7d1269ad30b8e7d3a8d4314636cb9e9700d9b"
+DIGEST = "fb09fe9f483a3c7a7db3118bd9d63764ca854ccfd131edcd9b8f597f3cf69c84"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -89,6 +90,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "grouped_mlp__fp8_rowwise",
     "forward",
@@ -101,6 +109,7 @@ _forward = _library.register(
     tensors=7,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -165,6 +174,42 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else fc2_weight_columnwise_scale.shape[-1]
+        if fc2_weight_columnwise_scale is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "grouped_mlp__fp8_rowwise",
     "backward",
@@ -180,6 +225,7 @@ _backward = _library.register(
     tensors=12,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -244,7 +290,8 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_mlp__fp8_rowwise")
         if dy is None:
             return (None,) * 12
@@ -392,6 +439,8 @@ def grouped_mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_mlp__fp8_rowwise", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -440,6 +489,20 @@ def grouped_mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class GroupedMLP(nn.Module):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -471,17 +534,25 @@ class GroupedMLP(nn.Module):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
+        )
         self.fc1.register_parameter(
             "bias",
-            nn.Parameter(torch.empty(num_groups, 2 * intermediate, **make)) if bias else None,
+            nn.Parameter(torch.empty(num_groups, 2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
         )
-        self.fc2.weight = nn.Parameter(torch.empty(num_groups, hidden, intermediate, **make))
+        self.fc2.weight = nn.Parameter(
+            torch.empty(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, hidden, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -499,7 +570,9 @@ class GroupedMLP(nn.Module):
             self.fc2.bias.zero_()
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
-        """See `grouped_mlp`."""
+        """See `grouped_mlp`; of narrower types, split_sizes and probs are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
+        probs = _library.widened(probs, torch.float32)
 
         def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
@@ -513,6 +586,10 @@ class GroupedMLP(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

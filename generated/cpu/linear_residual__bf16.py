@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c6e82c755b9020b8
+# checksum sha256:f04f73ebae59c7e0
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe bf16 on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "378e703c20c3be3364ba40c1729307101804c5451f4b416b9bcff6d8e64f28ba"
+DIGEST = "6d0733e9b1f57e440b3483b56f5d49940ee7708e105be26d5f7a919fc11fcde5"
 _library.join("linear_residual__bf16", DIGEST)
 
 
@@ -34,6 +35,13 @@ def _forward_fake(
     return y
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_residual__bf16",
     "forward",
@@ -43,6 +51,7 @@ _forward = _library.register(
     tensors=4,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -65,6 +74,15 @@ def _backward_fake(
     return dx, dfc_weight, dresidual, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor, x: Tensor | None, fc_weight: Tensor | None, need_dx: bool, need_dfc_weight: bool
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = x.shape[-1] if x is not None else fc_weight.shape[-1] if fc_weight is not None else 0
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_residual__bf16",
     "backward",
@@ -75,6 +93,7 @@ _backward = _library.register(
     tensors=3,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -101,7 +120,8 @@ class _LinearResidual(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_residual__bf16")
         if dy is None:
             return (None,) * 4
@@ -181,6 +201,8 @@ def linear_residual(
         fc_weight = fc_weight.to(autocast)
         residual = residual.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_residual__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -191,6 +213,13 @@ def linear_residual(
     else:
         y = _forward(x, fc_weight, residual, fc_bias)
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearResidual`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 class LinearResidual(nn.Module):
@@ -219,11 +248,13 @@ class LinearResidual(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
@@ -244,6 +275,10 @@ class LinearResidual(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, residual: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:50ed530d410bc608
+# checksum sha256:aabdb833e33ae97b
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -12,6 +12,7 @@ Recipe bf16 on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "d499ed6b9c7837710ac1d3a2a0740923db73072e374cfd05039eda78f0ecf0fb"
+DIGEST = "10f678f04a2733c565b829c679bf5f0aa2bf63b0c9ee28fde320a2999ca4db71"
 _library.join("norm_qkv__bf16", DIGEST)
 
 
@@ -48,6 +49,13 @@ def _forward_fake(
     return q, k, v, norm_rstd, n
 
 
+def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    V = qkv_weight.shape[-2] // 3
+    return 2 * T * 3 * V * H
+
+
 _forward = _library.register(
     "norm_qkv__bf16",
     "forward",
@@ -59,6 +67,7 @@ _forward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -99,6 +108,34 @@ def _backward_fake(
     return dx, dnorm_weight, dqkv_weight, dqkv_bias
 
 
+def _backward_flops(
+    dq: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    n: Tensor | None,
+    qkv_weight: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dqkv_weight: bool,
+) -> int:
+    T = math.prod(dq.shape[:-1])
+    V = dq.shape[-1]
+    H = (
+        x.shape[-1]
+        if x is not None
+        else norm_weight.shape[-1]
+        if norm_weight is not None
+        else n.shape[-1]
+        if n is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
+        else 0
+    )
+    return (2 * T * 3 * V * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 3 * V * H if need_dqkv_weight else 0
+    )
+
+
 _backward = _library.register(
     "norm_qkv__bf16",
     "backward",
@@ -111,6 +148,7 @@ _backward = _library.register(
     tensors=10,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -157,7 +195,8 @@ class _NormQKV(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
-    def backward(ctx, dq, dk, dv, *_):
+    def backward(ctx, *grads):
+        dq, dk, dv = grads[:3]
         _library.refuse_double_backward("norm_qkv__bf16")
         needs = ctx.needs_input_grad
         need_dx = needs[0]
@@ -282,6 +321,8 @@ def norm_qkv(
         norm_weight = norm_weight.to(autocast)
         qkv_weight = qkv_weight.to(autocast)
         qkv_bias = None if qkv_bias is None else qkv_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_qkv__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -316,6 +357,19 @@ def norm_qkv(
     return q, k, v
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `NormQKV`."""
+
+    weight: nn.Parameter
+
+
+class _QkvPart(_parts.Part):
+    """`qkv` of a `NormQKV`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class NormQKV(nn.Module):
     """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which
     the first two are rotated.
@@ -346,13 +400,17 @@ class NormQKV(nn.Module):
         self.hidden = hidden
         self.key_value_width = key_value_width
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.qkv = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.qkv.weight = nn.Parameter(torch.empty(3 * key_value_width, hidden, **make))
+        self.norm = _NormPart()
+        self.qkv = _QkvPart()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.qkv.weight = nn.Parameter(
+            torch.empty(3 * key_value_width, hidden, device=device, dtype=dtype)
+        )
         self.qkv.register_parameter(
-            "bias", nn.Parameter(torch.empty(3 * key_value_width, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(3 * key_value_width, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -366,7 +424,9 @@ class NormQKV(nn.Module):
             self.qkv.bias.zero_()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `norm_qkv`."""
+        """See `norm_qkv`; of narrower types, cos and sin are widened."""
+        cos = _library.widened(cos, torch.float32)
+        sin = _library.widened(sin, torch.float32)
 
         def _run(x: Tensor, norm: nn.Module, qkv: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             return norm_qkv(
@@ -380,6 +440,12 @@ class NormQKV(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["norm"], self._modules["qkv"])
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, cos: Tensor, sin: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def extra_repr(self) -> str:
         return (

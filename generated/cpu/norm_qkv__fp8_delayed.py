@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:71e6b4119ee7173a
+# checksum sha256:a8da36a8c9fbc1ee
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -12,6 +12,7 @@ Recipe fp8_delayed on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "7b748938eadd94ae5be1bb1ef8358718992c0b765e89042432bdad9f9455cade"
+DIGEST = "e8494db572aa41161917c0e53aeae644f676b289bb1260b7ce486ccc1364a59d"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
@@ -82,6 +83,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    V = qkv_weight.shape[-2] // 3
+    return 2 * T * 3 * V * H
+
+
 _forward = _library.register(
     "norm_qkv__fp8_delayed",
     "forward",
@@ -94,6 +102,7 @@ _forward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -151,6 +160,34 @@ def _backward_fake(
     return dx, dnorm_weight, dqkv_weight, dqkv_bias
 
 
+def _backward_flops(
+    dq: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    qkv_weight_columnwise: Tensor | None,
+    n_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dqkv_weight: bool,
+) -> int:
+    T = math.prod(dq.shape[:-1])
+    V = dq.shape[-1]
+    H = (
+        x.shape[-1]
+        if x is not None
+        else norm_weight.shape[-1]
+        if norm_weight is not None
+        else qkv_weight_columnwise.shape[-2]
+        if qkv_weight_columnwise is not None
+        else n_columnwise.shape[-2]
+        if n_columnwise is not None
+        else 0
+    )
+    return (2 * T * 3 * V * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 3 * V * H if need_dqkv_weight else 0
+    )
+
+
 _backward = _library.register(
     "norm_qkv__fp8_delayed",
     "backward",
@@ -165,6 +202,7 @@ _backward = _library.register(
     tensors=13,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -228,7 +266,8 @@ class _NormQKV(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
-    def backward(ctx, dq, dk, dv, *_):
+    def backward(ctx, *grads):
+        dq, dk, dv = grads[:3]
         _library.refuse_double_backward("norm_qkv__fp8_delayed")
         needs = ctx.needs_input_grad
         need_dx = needs[0]
@@ -386,6 +425,8 @@ def norm_qkv(
         norm_weight = norm_weight.to(autocast)
         qkv_weight = qkv_weight.to(autocast)
         qkv_bias = None if qkv_bias is None else qkv_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_qkv__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -425,6 +466,25 @@ def norm_qkv(
     return q, k, v
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `NormQKV`."""
+
+    weight: nn.Parameter
+
+
+class _QkvPart(_parts.Part):
+    """`qkv` of a `NormQKV`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class NormQKV(_parts.KeepsBuffers):
     """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which
     the first two are rotated.
@@ -452,6 +512,9 @@ class NormQKV(_parts.KeepsBuffers):
         qkv.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         hidden: int,
@@ -465,13 +528,17 @@ class NormQKV(_parts.KeepsBuffers):
         self.hidden = hidden
         self.key_value_width = key_value_width
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.qkv = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.qkv.weight = nn.Parameter(torch.empty(3 * key_value_width, hidden, **make))
+        self.norm = _NormPart()
+        self.qkv = _QkvPart()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.qkv.weight = nn.Parameter(
+            torch.empty(3 * key_value_width, hidden, device=device, dtype=dtype)
+        )
         self.qkv.register_parameter(
-            "bias", nn.Parameter(torch.empty(3 * key_value_width, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(3 * key_value_width, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -507,7 +574,9 @@ class NormQKV(_parts.KeepsBuffers):
         self.qkv.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `norm_qkv`."""
+        """See `norm_qkv`; of narrower types, cos and sin are widened."""
+        cos = _library.widened(cos, torch.float32)
+        sin = _library.widened(sin, torch.float32)
 
         def _run(x: Tensor, norm: nn.Module, qkv: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             return norm_qkv(
@@ -523,6 +592,12 @@ class NormQKV(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["norm"], self._modules["qkv"])
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, cos: Tensor, sin: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def extra_repr(self) -> str:
         return (

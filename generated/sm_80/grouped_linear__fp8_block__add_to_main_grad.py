@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d34227971e214f7b
+# checksum sha256:052c89e99be362fa
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "8bd736862ad7d5fdfa2147efd5ccfe292534743ad9b2da39d89f1f6395249b19"
+DIGEST = "23b03235e3f252c3417208ef0d8d25fcf23a49e68a218038e64be9ba4f1f5e01"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -54,6 +55,13 @@ def _forward_fake(
     return y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, weight: Tensor) -> int:
+    T = x.shape[-2]
+    K = x.shape[-1]
+    N = weight.shape[-2]
+    return 2 * T * N * K
+
+
 _forward = _library.register(
     "grouped_linear__fp8_block__add_to_main_grad",
     "forward",
@@ -64,6 +72,7 @@ _forward = _library.register(
     tensors=4,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -107,6 +116,31 @@ def _backward_fake(
     return dx, dbias
 
 
+def _backward_flops(
+    dy: Tensor,
+    weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dweight: bool,
+) -> int:
+    T = dy.shape[-2]
+    N = dy.shape[-1]
+    K = (
+        weight_columnwise.shape[-2]
+        if weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else weight_main_grad.shape[-1]
+        if weight_main_grad is not None
+        else 0
+    )
+    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+
+
 _backward = _library.register(
     "grouped_linear__fp8_block__add_to_main_grad",
     "backward",
@@ -119,6 +153,7 @@ _backward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -155,7 +190,8 @@ class _GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_linear__fp8_block__add_to_main_grad")
         if dy is None:
             return (None,) * 9
@@ -221,6 +257,8 @@ def grouped_linear(
         x = x.to(autocast)
         weight = weight.to(autocast)
         bias = None if bias is None else bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_linear__fp8_block__add_to_main_grad", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -263,6 +301,9 @@ class GroupedLinear(nn.Module):
         bias: parameter [num_groups, out_features], None without bias.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         num_groups: int,
@@ -276,10 +317,14 @@ class GroupedLinear(nn.Module):
         self.num_groups = num_groups
         self.in_features = in_features
         self.out_features = out_features
-        make = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_groups, out_features, in_features, **make))
+        self.weight = nn.Parameter(
+            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype)
+        )
         self.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, out_features, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -292,7 +337,8 @@ class GroupedLinear(nn.Module):
             self.bias.zero_()
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
-        """See `grouped_linear`."""
+        """See `grouped_linear`; of narrower types, split_sizes are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
         weight = _library.parameter(self, "weight")
         return grouped_linear(
             x,
@@ -305,6 +351,10 @@ class GroupedLinear(nn.Module):
             weight_dummy_grad=_library.wants_dummy_grad(weight),
             weight_overwrite_main_grad=_library.overwrites_main_grad(weight),
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

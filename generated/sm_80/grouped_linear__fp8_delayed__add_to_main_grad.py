@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:613864139b059596
+# checksum sha256:85a64eb061eda227
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_tensor_fast; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8dc107a68cec9d0af8bfce6d869c7651bb3f8810677f610f5227c8bf1fb7a13f"
+DIGEST = "7ddfd041553cc9cb3ce5d2dfb3939aac959ecbd8b7bc7589d86a4127a572aa37"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -60,6 +61,13 @@ def _forward_fake(
     return y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, weight: Tensor) -> int:
+    T = x.shape[-2]
+    K = x.shape[-1]
+    N = weight.shape[-2]
+    return 2 * T * N * K
+
+
 _forward = _library.register(
     "grouped_linear__fp8_delayed__add_to_main_grad",
     "forward",
@@ -71,6 +79,7 @@ _forward = _library.register(
     tensors=5,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -114,6 +123,28 @@ def _backward_fake(
     return dx, dbias
 
 
+def _backward_flops(
+    dy: Tensor,
+    weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dweight: bool,
+) -> int:
+    T = dy.shape[-2]
+    N = dy.shape[-1]
+    K = (
+        weight_columnwise.shape[-2]
+        if weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else weight_main_grad.shape[-1]
+        if weight_main_grad is not None
+        else 0
+    )
+    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+
+
 _backward = _library.register(
     "grouped_linear__fp8_delayed__add_to_main_grad",
     "backward",
@@ -126,6 +157,7 @@ _backward = _library.register(
     tensors=8,
     mutated=2,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -166,7 +198,8 @@ class _GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_linear__fp8_delayed__add_to_main_grad")
         if dy is None:
             return (None,) * 12
@@ -242,6 +275,8 @@ def grouped_linear(
         x = x.to(autocast)
         weight = weight.to(autocast)
         bias = None if bias is None else bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_linear__fp8_delayed__add_to_main_grad", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -299,6 +334,17 @@ class GroupedLinear(_parts.KeepsBuffers):
         grad_output_scale: [num_groups], rows of backward_state.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    forward_state: Tensor
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    backward_state: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
     def __init__(
         self,
         num_groups: int,
@@ -312,10 +358,14 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.num_groups = num_groups
         self.in_features = in_features
         self.out_features = out_features
-        make = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_groups, out_features, in_features, **make))
+        self.weight = nn.Parameter(
+            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype)
+        )
         self.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, out_features, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -350,7 +400,8 @@ class GroupedLinear(_parts.KeepsBuffers):
         self.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
-        """See `grouped_linear`."""
+        """See `grouped_linear`; of narrower types, split_sizes are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
         weight = _library.parameter(self, "weight")
         return grouped_linear(
             x,
@@ -365,6 +416,10 @@ class GroupedLinear(_parts.KeepsBuffers):
             weight_dummy_grad=_library.wants_dummy_grad(weight),
             weight_overwrite_main_grad=_library.overwrites_main_grad(weight),
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5ab09f19029250e7
+# checksum sha256:d97c6d72e02db5cd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -14,6 +14,7 @@ e4m3_e4m3_tensor_fast; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "00c53c31979df8e1013fe9ad179483426750f2785c22bd5f08eab2d29dee0715"
+DIGEST = "a87191874517d6762839b3570eea719d99923ecfc545e0f88362fab6ba30208e"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -101,6 +102,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "forward",
@@ -114,6 +122,7 @@ _forward = _library.register(
     tensors=8,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -174,6 +183,33 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "backward",
@@ -189,6 +225,7 @@ _backward = _library.register(
     tensors=12,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -259,7 +296,8 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__recompute_activations")
         if dy is None:
             return (None,) * 15
@@ -434,6 +472,8 @@ def grouped_mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_mlp__fp8_delayed__recompute_activations", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -487,6 +527,32 @@ def grouped_mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class GroupedMLP(_parts.KeepsBuffers):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -521,6 +587,9 @@ class GroupedMLP(_parts.KeepsBuffers):
         fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         num_groups: int,
@@ -534,17 +603,25 @@ class GroupedMLP(_parts.KeepsBuffers):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
+        )
         self.fc1.register_parameter(
             "bias",
-            nn.Parameter(torch.empty(num_groups, 2 * intermediate, **make)) if bias else None,
+            nn.Parameter(torch.empty(num_groups, 2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
         )
-        self.fc2.weight = nn.Parameter(torch.empty(num_groups, hidden, intermediate, **make))
+        self.fc2.weight = nn.Parameter(
+            torch.empty(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, hidden, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -596,7 +673,9 @@ class GroupedMLP(_parts.KeepsBuffers):
         self.fc1.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
-        """See `grouped_mlp`."""
+        """See `grouped_mlp`; of narrower types, split_sizes and probs are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
+        probs = _library.widened(probs, torch.float32)
 
         def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
@@ -612,6 +691,10 @@ class GroupedMLP(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

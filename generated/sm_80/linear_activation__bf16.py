@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:35dd715b15902284
+# checksum sha256:600dfa5689ee52bc
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe bf16 on sm_80, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "8ee2f4d52c1ef14c5361576074e80bc85a57a3c5450676f1809316c43298156d"
+DIGEST = "58e00cbceff0a29d52deef658c19bc780fd637e37007872f1c499c9d4a7b805d"
 _library.join("linear_activation__bf16", DIGEST)
 
 
@@ -37,6 +38,13 @@ def _forward_fake(
     return y, fc_y
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_activation__bf16",
     "forward",
@@ -47,6 +55,7 @@ _forward = _library.register(
     tensors=3,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -68,6 +77,15 @@ def _backward_fake(
     return dx, dfc_weight, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor, x: Tensor | None, fc_weight: Tensor | None, need_dx: bool, need_dfc_weight: bool
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = x.shape[-1] if x is not None else fc_weight.shape[-1] if fc_weight is not None else 0
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_activation__bf16",
     "backward",
@@ -78,6 +96,7 @@ _backward = _library.register(
     tensors=4,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -104,7 +123,8 @@ class _LinearGELU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_activation__bf16")
         if dy is None:
             return (None,) * 6
@@ -184,6 +204,8 @@ def linear_activation(
         x = x.to(autocast)
         fc_weight = fc_weight.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_activation__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -193,6 +215,13 @@ def linear_activation(
     else:
         y, *_ = _forward(x, fc_weight, fc_bias, need_dx, need_dfc_weight, need_dfc_bias)
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearGELU`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 class LinearGELU(nn.Module):
@@ -221,11 +250,13 @@ class LinearGELU(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
@@ -246,6 +277,10 @@ class LinearGELU(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4930bf5b6548c063
+# checksum sha256:c01ad929da864fe0
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -13,6 +13,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "d01fddf5a6fa56e74c1834c101471462c0ee394f0233c11355f5d721f02b70ff"
+DIGEST = "a76398c15ad0a2e29f4e7e2d27ed2118dfc7c36d8542bf73f139f9fe34352c22"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -60,6 +61,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_activation__fp8_block",
     "forward",
@@ -70,6 +78,7 @@ _forward = _library.register(
     tensors=3,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -103,6 +112,28 @@ def _backward_fake(
     return dx, dfc_weight, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_activation__fp8_block",
     "backward",
@@ -115,6 +146,7 @@ _backward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -150,7 +182,8 @@ class _LinearGELU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_activation__fp8_block")
         if dy is None:
             return (None,) * 6
@@ -239,6 +272,8 @@ def linear_activation(
         x = x.to(autocast)
         fc_weight = fc_weight.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_activation__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -248,6 +283,13 @@ def linear_activation(
     else:
         y, *_ = _forward(x, fc_weight, fc_bias, need_dx, need_dfc_weight, need_dfc_bias)
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearGELU`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 class LinearGELU(nn.Module):
@@ -276,11 +318,13 @@ class LinearGELU(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
@@ -301,6 +345,10 @@ class LinearGELU(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

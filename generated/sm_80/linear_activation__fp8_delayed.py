@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:edcda338d39845ed
+# checksum sha256:bb8a3050405726ae
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -13,6 +13,7 @@ operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "caaa54e58be416867b1351b2f11158c72e912f6a059fa7b33475d6c24fb9c3fc"
+DIGEST = "ebffe25c26a32dea10ee15e88d2467a85a996fb5b7895b3599d5649d24d93ebf"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -71,6 +72,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_activation__fp8_delayed",
     "forward",
@@ -82,6 +90,7 @@ _forward = _library.register(
     tensors=4,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -120,6 +129,25 @@ def _backward_fake(
     return dx, dfc_weight, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_activation__fp8_delayed",
     "backward",
@@ -132,6 +160,7 @@ _backward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -170,7 +199,8 @@ class _LinearGELU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_activation__fp8_delayed")
         if dy is None:
             return (None,) * 8
@@ -276,6 +306,8 @@ def linear_activation(
         x = x.to(autocast)
         fc_weight = fc_weight.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_activation__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -296,6 +328,19 @@ def linear_activation(
             x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias
         )
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearGELU`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
 
 
 class LinearGELU(_parts.KeepsBuffers):
@@ -323,6 +368,9 @@ class LinearGELU(_parts.KeepsBuffers):
         fc.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -334,11 +382,13 @@ class LinearGELU(_parts.KeepsBuffers):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         _parts.keep_state(
             self,
@@ -385,6 +435,10 @@ class LinearGELU(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

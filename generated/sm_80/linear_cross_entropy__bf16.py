@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f096fb7be16a235c
+# checksum sha256:96102c0ac4152f3e
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe bf16 on sm_80, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "4b91f54d9e9be7e4fb64b0f447b0ff19c655b4e480e46553b466991f4a5bf43d"
+DIGEST = "9b8b0e43ba181b4f745f1b9d45d431ad60386617b852b73ddb911caccdd9cb87"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 
@@ -39,6 +40,13 @@ def _forward_fake(
     return loss, lse
 
 
+def _forward_flops(x: Tensor, weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    V = weight.shape[-2]
+    return 2 * T * V * H
+
+
 _forward = _library.register(
     "linear_cross_entropy__bf16",
     "forward",
@@ -49,6 +57,7 @@ _forward = _library.register(
     tensors=3,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -73,6 +82,17 @@ def _backward_fake(
     return dx, dweight
 
 
+def _backward_flops(
+    dloss: Tensor, x: Tensor, weight: Tensor, need_dx: bool, need_dweight: bool
+) -> int:
+    T = dloss.shape[-1]
+    H = x.shape[-1]
+    V = weight.shape[-2]
+    return (
+        2 * T * V * H + (2 * T * V * H if need_dx else 0) + (2 * T * V * H if need_dweight else 0)
+    )
+
+
 _backward = _library.register(
     "linear_cross_entropy__bf16",
     "backward",
@@ -84,6 +104,7 @@ _backward = _library.register(
     tensors=5,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -118,7 +139,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, dloss, *_):
+    def backward(ctx, *grads):
+        dloss = grads[0]
         _library.refuse_double_backward("linear_cross_entropy__bf16")
         if dloss is None:
             return (None,) * 8
@@ -219,6 +241,8 @@ def linear_cross_entropy(
     if autocast is not None:
         x = x.to(autocast)
         weight = weight.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_cross_entropy__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -246,6 +270,8 @@ class LinearCrossEntropy(nn.Module):
         weight: parameter [vocabulary, hidden].
     """
 
+    weight: nn.Parameter
+
     def __init__(
         self,
         hidden: int,
@@ -262,8 +288,7 @@ class LinearCrossEntropy(nn.Module):
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss
-        make = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(vocabulary, hidden, **make))
+        self.weight = nn.Parameter(torch.empty(vocabulary, hidden, device=device, dtype=dtype))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -273,7 +298,8 @@ class LinearCrossEntropy(nn.Module):
         self.weight.uniform_(-1 / math.sqrt(self.hidden), 1 / math.sqrt(self.hidden))
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """See `linear_cross_entropy`."""
+        """See `linear_cross_entropy`; of narrower types, targets are widened."""
+        targets = _library.widened(targets, torch.int64)
         return linear_cross_entropy(
             x,
             _library.parameter(self, "weight"),
@@ -282,6 +308,10 @@ class LinearCrossEntropy(nn.Module):
             label_smoothing=self.label_smoothing,
             z_loss=self.z_loss,
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, targets: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ace61a9e400a55ad
+# checksum sha256:7eb4ad81e86a4d71
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "7fcb996fca6513516babf0b827f8dc31bb6cf5e24391346a9b737f78a455fcef"
+DIGEST = "a53f2f514e7c2514a1cc6acc995d0ec0d8bc82ba0eafd169ba60dbf4e35cb700"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -51,6 +52,13 @@ def _forward_fake(
     return y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_residual__fp8_block",
     "forward",
@@ -61,6 +69,7 @@ _forward = _library.register(
     tensors=4,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -95,6 +104,28 @@ def _backward_fake(
     return dx, dfc_weight, dresidual, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_residual__fp8_block",
     "backward",
@@ -106,6 +137,7 @@ _backward = _library.register(
     tensors=5,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -135,7 +167,8 @@ class _LinearResidual(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_residual__fp8_block")
         if dy is None:
             return (None,) * 6
@@ -222,6 +255,8 @@ def linear_residual(
         fc_weight = fc_weight.to(autocast)
         residual = residual.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_residual__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -232,6 +267,13 @@ def linear_residual(
     else:
         y, *_ = _forward(x, fc_weight, residual, fc_bias, need_dx, need_dfc_weight)
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearResidual`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 class LinearResidual(nn.Module):
@@ -260,11 +302,13 @@ class LinearResidual(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
@@ -285,6 +329,10 @@ class LinearResidual(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, residual: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f5d0591b52df52f0
+# checksum sha256:a76680b45af24234
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "be6ab175d6ef136fa4f056a5b9f7954c236512ba449905d2d129edf91137e0d9"
+DIGEST = "d19780e302355766b2f4bebc5b8ec8defffd0392a70bd134e15176f77324872c"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -90,6 +91,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc1_weight.shape[-2]
+    return 2 * T * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "mlp__fp8_block",
     "forward",
@@ -102,6 +110,7 @@ _forward = _library.register(
     tensors=5,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -154,6 +163,38 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        h.shape[-1]
+        if h is not None
+        else fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * F * H if need_dx else 0)
+        + (2 * T * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "mlp__fp8_block",
     "backward",
@@ -169,6 +210,7 @@ _backward = _library.register(
     tensors=10,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -225,7 +267,8 @@ class _MLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("mlp__fp8_block")
         if dy is None:
             return (None,) * 9
@@ -352,6 +395,8 @@ def mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("mlp__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -392,6 +437,20 @@ def mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class MLP(nn.Module):
     """The MLP of a dense transformer layer, with GELU.
 
@@ -420,16 +479,20 @@ class MLP(nn.Module):
         super().__init__()
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(intermediate, **make)) if bias else None
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(intermediate, device=device, dtype=dtype)) if bias else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
 
@@ -459,6 +522,10 @@ class MLP(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

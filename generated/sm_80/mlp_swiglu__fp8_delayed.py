@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f7076d0fd8d670ab
+# checksum sha256:99299a556ad36930
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -12,6 +12,7 @@ operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "f4dd5e27e825b8d61f7ef26be027817a012ef58b74aee0a9fa4c76c3fac1cdae"
+DIGEST = "c643f42281bb8ff7ae2b1a35bf0fbad0a9688e71f19028cef954399eec89b33e"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -93,6 +94,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "mlp_swiglu__fp8_delayed",
     "forward",
@@ -105,6 +113,7 @@ _forward = _library.register(
     tensors=6,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -157,6 +166,35 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    a_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "mlp_swiglu__fp8_delayed",
     "backward",
@@ -172,6 +210,7 @@ _backward = _library.register(
     tensors=11,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -235,7 +274,8 @@ class _SwiGLUMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("mlp_swiglu__fp8_delayed")
         if dy is None:
             return (None,) * 12
@@ -385,6 +425,8 @@ def mlp_swiglu(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("mlp_swiglu__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -430,6 +472,32 @@ def mlp_swiglu(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `SwiGLUMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `SwiGLUMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class SwiGLUMLP(_parts.KeepsBuffers):
     """The MLP of a dense transformer layer, with SwiGLU.
 
@@ -463,6 +531,9 @@ class SwiGLUMLP(_parts.KeepsBuffers):
         fc1.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         hidden: int,
@@ -474,16 +545,22 @@ class SwiGLUMLP(_parts.KeepsBuffers):
         super().__init__()
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(2 * intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(2 * intermediate, **make)) if bias else None
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(2 * intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         _parts.keep_state(
             self,
@@ -549,6 +626,10 @@ class SwiGLUMLP(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18a1275fa48a26ea
+# checksum sha256:ae53b3f2241406f9
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -16,6 +16,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "09c67dcd43cb929cadfe9a46360d76bb1ca5701f0def4d32d528535ee7cc2225"
+DIGEST = "16ddb5968f39283ae681744bec8fbb1ad288d5974b9d7b8db550145422382e83"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -105,6 +106,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "norm_mlp_swiglu__fp8_block",
     "forward",
@@ -118,6 +126,7 @@ _forward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -181,6 +190,39 @@ def _backward_fake(
     return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "norm_mlp_swiglu__fp8_block",
     "backward",
@@ -197,6 +239,7 @@ _backward = _library.register(
     tensors=13,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -265,7 +308,8 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("norm_mlp_swiglu__fp8_block")
         if dy is None:
             return (None,) * 12
@@ -417,6 +461,8 @@ def norm_mlp_swiglu(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_mlp_swiglu__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -465,6 +511,26 @@ def norm_mlp_swiglu(
     return y
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+
+
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class SwiGLUNormMLP(nn.Module):
     """The MLP of a dense transformer layer with root mean square norm before it and the residual
     around both, with SwiGLU.
@@ -497,18 +563,24 @@ class SwiGLUNormMLP(nn.Module):
         self.hidden = hidden
         self.intermediate = intermediate
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.fc1.weight = nn.Parameter(torch.empty(2 * intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(2 * intermediate, **make)) if bias else None
+        self.norm = _NormPart()
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.fc1.weight = nn.Parameter(
+            torch.empty(2 * intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
 
@@ -543,6 +615,10 @@ class SwiGLUNormMLP(nn.Module):
         return _parts.call(
             _run, x, self._modules["norm"], self._modules["fc1"], self._modules["fc2"]
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

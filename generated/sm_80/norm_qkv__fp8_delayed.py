@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b5ab0405a0a0821c
+# checksum sha256:0527fec1575c994b
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -13,6 +13,7 @@ operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "57845f1cfddab3cb92da2e0a4d7a49c1123a6d538bf2d77b9ee298e2e84c7b29"
+DIGEST = "be43d57cbdde2153ae1d3d73f9b173c66722858aa7dbe10d07d59b9b31463fe2"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
@@ -83,6 +84,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    V = qkv_weight.shape[-2] // 3
+    return 2 * T * 3 * V * H
+
+
 _forward = _library.register(
     "norm_qkv__fp8_delayed",
     "forward",
@@ -95,6 +103,7 @@ _forward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -152,6 +161,34 @@ def _backward_fake(
     return dx, dnorm_weight, dqkv_weight, dqkv_bias
 
 
+def _backward_flops(
+    dq: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    qkv_weight_columnwise: Tensor | None,
+    n_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dqkv_weight: bool,
+) -> int:
+    T = math.prod(dq.shape[:-1])
+    V = dq.shape[-1]
+    H = (
+        x.shape[-1]
+        if x is not None
+        else norm_weight.shape[-1]
+        if norm_weight is not None
+        else qkv_weight_columnwise.shape[-2]
+        if qkv_weight_columnwise is not None
+        else n_columnwise.shape[-2]
+        if n_columnwise is not None
+        else 0
+    )
+    return (2 * T * 3 * V * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 3 * V * H if need_dqkv_weight else 0
+    )
+
+
 _backward = _library.register(
     "norm_qkv__fp8_delayed",
     "backward",
@@ -166,6 +203,7 @@ _backward = _library.register(
     tensors=13,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -229,7 +267,8 @@ class _NormQKV(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
-    def backward(ctx, dq, dk, dv, *_):
+    def backward(ctx, *grads):
+        dq, dk, dv = grads[:3]
         _library.refuse_double_backward("norm_qkv__fp8_delayed")
         needs = ctx.needs_input_grad
         need_dx = needs[0]
@@ -387,6 +426,8 @@ def norm_qkv(
         norm_weight = norm_weight.to(autocast)
         qkv_weight = qkv_weight.to(autocast)
         qkv_bias = None if qkv_bias is None else qkv_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_qkv__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -426,6 +467,25 @@ def norm_qkv(
     return q, k, v
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `NormQKV`."""
+
+    weight: nn.Parameter
+
+
+class _QkvPart(_parts.Part):
+    """`qkv` of a `NormQKV`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class NormQKV(_parts.KeepsBuffers):
     """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which
     the first two are rotated.
@@ -453,6 +513,9 @@ class NormQKV(_parts.KeepsBuffers):
         qkv.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         hidden: int,
@@ -466,13 +529,17 @@ class NormQKV(_parts.KeepsBuffers):
         self.hidden = hidden
         self.key_value_width = key_value_width
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.qkv = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.qkv.weight = nn.Parameter(torch.empty(3 * key_value_width, hidden, **make))
+        self.norm = _NormPart()
+        self.qkv = _QkvPart()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.qkv.weight = nn.Parameter(
+            torch.empty(3 * key_value_width, hidden, device=device, dtype=dtype)
+        )
         self.qkv.register_parameter(
-            "bias", nn.Parameter(torch.empty(3 * key_value_width, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(3 * key_value_width, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -508,7 +575,9 @@ class NormQKV(_parts.KeepsBuffers):
         self.qkv.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `norm_qkv`."""
+        """See `norm_qkv`; of narrower types, cos and sin are widened."""
+        cos = _library.widened(cos, torch.float32)
+        sin = _library.widened(sin, torch.float32)
 
         def _run(x: Tensor, norm: nn.Module, qkv: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             return norm_qkv(
@@ -524,6 +593,12 @@ class NormQKV(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["norm"], self._modules["qkv"])
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, cos: Tensor, sin: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def extra_repr(self) -> str:
         return (

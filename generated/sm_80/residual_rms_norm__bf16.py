@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:76789eefd4a3597e
+# checksum sha256:fba00eb721d71e9d
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -11,13 +11,15 @@ Recipe bf16 on sm_80, native: compiled kernels.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "23f9be706e84c48ea1a6effa4755f6dbf3fdc3cb3cce2935b99d503a9a0d2576"
+DIGEST = "351711fa0d878d28ab0171b72a61bbbfbdb1fb9736674e815ab195bddf1b657e"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 
@@ -114,7 +116,8 @@ class _ResidualRmsNorm(torch.autograd.Function):
         return y, h
 
     @staticmethod
-    def backward(ctx, dy, dh, *_):
+    def backward(ctx, *grads):
+        dy, dh = grads[:2]
         _library.refuse_double_backward("residual_rms_norm__bf16")
         needs = ctx.needs_input_grad
         need_dx = needs[0]
@@ -201,6 +204,8 @@ def residual_rms_norm(
         x = x.to(autocast)
         norm_weight = norm_weight.to(autocast)
         residual = residual.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("residual_rms_norm__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -214,6 +219,12 @@ def residual_rms_norm(
             x, norm_weight, residual, need_dx, need_dnorm_weight, need_dresidual, norm_eps
         )
     return y, h
+
+
+class _NormPart(_parts.Part):
+    """`norm` of a `ResidualRmsNorm`."""
+
+    weight: nn.Parameter
 
 
 class ResidualRmsNorm(nn.Module):
@@ -238,9 +249,8 @@ class ResidualRmsNorm(nn.Module):
         super().__init__()
         self.width = width
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(width, **make))
+        self.norm = _NormPart()
+        self.norm.weight = nn.Parameter(torch.empty(width, device=device, dtype=dtype))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -258,6 +268,10 @@ class ResidualRmsNorm(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["norm"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def extra_repr(self) -> str:
         return f"width={self.width}, norm_eps={self.norm_eps}"

@@ -21,14 +21,13 @@ class _Rows:
         index: the state's rows.
     """
 
-    buffers: dict[str, Tensor | None]
+    buffers: dict[str, Any]
     tensor: str
     index: int | slice
 
     def view(self) -> Tensor:
-        whole = self.buffers[self.tensor]
-        assert whole is not None, self.tensor
-        return whole[self.index]
+        view: Tensor = self.buffers[self.tensor][self.index]
+        return view
 
 
 class KeepsBuffers(nn.Module):
@@ -82,7 +81,7 @@ class KeepsBuffers(nn.Module):
         try:
             super()._load_from_state_dict(state_dict, prefix, *rest, **more)
         finally:
-            loaded = {name: self._buffers.pop(name) for name in self._states}
+            loaded: dict[str, Any] = {name: self._buffers.pop(name) for name in self._states}
         for name, value in loaded.items():
             _take(self._states[name], value)
 
@@ -128,7 +127,8 @@ def keep_state(
     module.register_buffer(name, tensor, persistent=False)
     for path, index in states:
         holder, _, own = path.rpartition(".")
-        module.get_submodule(holder)._states[own] = _Rows(module._buffers, name, index)
+        part: Any = module.get_submodule(holder)
+        part._states[own] = _Rows(module._buffers, name, index)
 
 
 def states_in(module: nn.Module, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -150,12 +150,16 @@ class Part(KeepsBuffers):
     goes into a part and comes out of it are the module's own x and y, not those of its layer.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._made_as = type(self)  # wrappers may put a class of theirs in its place
+
     def forward(self, x: Tensor, run: Callable[..., Tensor]) -> Tensor:
         """What `run` gives for x and this part."""
         return run(x, self)
 
 
-def call(run: Callable[..., Tensor], x: Tensor, *parts: nn.Module) -> Tensor:
+def call(run: Callable[..., Any], x: Tensor, *parts: Any) -> Any:
     """`run(x, *parts)` inside the forward of each part, the first one outermost.
 
     Args:
@@ -168,7 +172,7 @@ def call(run: Callable[..., Tensor], x: Tensor, *parts: nn.Module) -> Tensor:
         own = part.__dict__
         wrapped = (
             wrapped
-            or type(part) is not Part
+            or type(part) is not own.get("_made_as")
             or own["_forward_pre_hooks"]
             or own["_forward_hooks"]
             or own["_backward_pre_hooks"]
@@ -180,8 +184,8 @@ def call(run: Callable[..., Tensor], x: Tensor, *parts: nn.Module) -> Tensor:
 
 
 def _enter(
-    run: Callable[..., Tensor], x: Tensor, parts: tuple[nn.Module, ...], *entered: nn.Module
-) -> Tensor:
+    run: Callable[..., Any], x: Tensor, parts: tuple[nn.Module, ...], *entered: nn.Module
+) -> Any:
     if not parts:
         return run(x, *entered)
     return parts[0](x, lambda x, part: _enter(run, x, parts[1:], *entered, part))

@@ -92,18 +92,18 @@ class Twin(torch.autograd.Function):
     ordinary: ClassVar[type[torch.autograd.Function]]
 
     @classmethod
-    def backward(cls, ctx, *grads):
+    def backward(cls, ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)
         given = (cls.outputs, ctx.needs_input_grad, dict(vars(ctx)), *grads[: cls.outputs])
         return _Once.apply(cls, *given, *ctx.saved_tensors)
 
     @classmethod
-    def jvp(cls, ctx, *tangents):
+    def jvp(cls, ctx, *tangents):  # pyright: ignore[reportIncompatibleMethodOverride]
         _refuse_tangents(cls.cell)
 
     @classmethod
-    def vmap(cls, info, in_dims, *args):
+    def vmap(cls, info, in_dims, *args):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Tensors of this level hide whether one of a level below requires a gradient."""
         if torch.is_grad_enabled():
             args = [*args]
@@ -184,16 +184,16 @@ class _Same(torch.autograd.Function):
         ctx.cell = inputs[0]
 
     @staticmethod
-    def backward(ctx, dy):
-        return None, dy
+    def backward(ctx, *grads):
+        return None, grads[0]
 
     @staticmethod
     def jvp(ctx, *tangents):
         _refuse_tangents(ctx.cell)
 
     @staticmethod
-    def vmap(info, in_dims, cell, x):
-        return _Same.apply(cell, x), in_dims[1]
+    def vmap(info, in_dims, *args):
+        return _Same.apply(*args), in_dims[1]
 
 
 def same(cell: str, x: Tensor) -> Tensor:

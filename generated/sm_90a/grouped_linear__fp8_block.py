@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aab3ac971c6cbe7b
+# checksum sha256:b8eb72da6997f8d1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe fp8_block on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "150c183fb65550a220be50aec2aedb62072fcfcd3384536d10022c1ef038bd59"
+DIGEST = "13de31eed3df159c8a5a0e9ee021127ce4791716f92391c25a03bfd84d7ce725"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 
@@ -53,6 +54,13 @@ def _forward_fake(
     return y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, weight: Tensor) -> int:
+    T = x.shape[-2]
+    K = x.shape[-1]
+    N = weight.shape[-2]
+    return 2 * T * N * K
+
+
 _forward = _library.register(
     "grouped_linear__fp8_block",
     "forward",
@@ -63,6 +71,7 @@ _forward = _library.register(
     tensors=4,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -103,6 +112,28 @@ def _backward_fake(
     return dx, dweight, dbias
 
 
+def _backward_flops(
+    dy: Tensor,
+    weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dweight: bool,
+) -> int:
+    T = dy.shape[-2]
+    N = dy.shape[-1]
+    K = (
+        weight_columnwise.shape[-2]
+        if weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+
+
 _backward = _library.register(
     "grouped_linear__fp8_block",
     "backward",
@@ -114,6 +145,7 @@ _backward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -144,7 +176,8 @@ class _GroupedLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_linear__fp8_block")
         if dy is None:
             return (None,) * 6
@@ -226,6 +259,8 @@ def grouped_linear(
         x = x.to(autocast)
         weight = weight.to(autocast)
         bias = None if bias is None else bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_linear__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dweight = grad and weight.requires_grad
@@ -253,6 +288,9 @@ class GroupedLinear(nn.Module):
         bias: parameter [num_groups, out_features], None without bias.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         num_groups: int,
@@ -266,10 +304,14 @@ class GroupedLinear(nn.Module):
         self.num_groups = num_groups
         self.in_features = in_features
         self.out_features = out_features
-        make = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_groups, out_features, in_features, **make))
+        self.weight = nn.Parameter(
+            torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype)
+        )
         self.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, out_features, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -282,10 +324,15 @@ class GroupedLinear(nn.Module):
             self.bias.zero_()
 
     def forward(self, x: Tensor, split_sizes: Tensor) -> Tensor:
-        """See `grouped_linear`."""
+        """See `grouped_linear`; of narrower types, split_sizes are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
         return grouped_linear(
             x, _library.parameter(self, "weight"), split_sizes, _library.parameter(self, "bias")
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cc5212f117f5b2db
+# checksum sha256:7017e76d62ed5900
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe bf16 on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "e6ea082eb253bd51b2c5a1a51311c994a9fe8f748534e628f728554601e1a9e7"
+DIGEST = "336c7b0d52701ef209d7f5882deecd42035b1f03839e85b977ef23a145c4d04c"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 
@@ -50,6 +51,13 @@ def _forward_fake(
     return y, h, a
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "grouped_mlp__bf16__add_to_main_grad",
     "forward",
@@ -62,6 +70,7 @@ _forward = _library.register(
     tensors=7,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -124,6 +133,45 @@ def _backward_fake(
     return dx, dprobs, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    h: Tensor | None,
+    a: Tensor | None,
+    fc2_weight: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    fc2_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        a.shape[-1]
+        if a is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc2_weight_main_grad.shape[-1]
+        if fc2_weight_main_grad is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "grouped_mlp__bf16__add_to_main_grad",
     "backward",
@@ -137,6 +185,7 @@ _backward = _library.register(
     tensors=10,
     mutated=2,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -199,7 +248,8 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_mlp__bf16__add_to_main_grad")
         if dy is None:
             return (None,) * 18
@@ -308,6 +358,8 @@ def grouped_mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_mlp__bf16__add_to_main_grad", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -372,6 +424,20 @@ def grouped_mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class GroupedMLP(nn.Module):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -403,17 +469,25 @@ class GroupedMLP(nn.Module):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
+        )
         self.fc1.register_parameter(
             "bias",
-            nn.Parameter(torch.empty(num_groups, 2 * intermediate, **make)) if bias else None,
+            nn.Parameter(torch.empty(num_groups, 2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
         )
-        self.fc2.weight = nn.Parameter(torch.empty(num_groups, hidden, intermediate, **make))
+        self.fc2.weight = nn.Parameter(
+            torch.empty(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, hidden, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -431,7 +505,9 @@ class GroupedMLP(nn.Module):
             self.fc2.bias.zero_()
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
-        """See `grouped_mlp`."""
+        """See `grouped_mlp`; of narrower types, split_sizes and probs are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
+        probs = _library.widened(probs, torch.float32)
 
         def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             fc1_weight = _library.parameter(fc1, "weight")
@@ -457,6 +533,10 @@ class GroupedMLP(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6ab2f2fb3a988cd0
+# checksum sha256:94334d081f672fac
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -13,6 +13,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "59fbccbbd5d7c09f25281c7ec3aa401b47203e634ae389d8bc6063201af41d03"
+DIGEST = "576afbe3ada768ba54b49b2aef01c819325be21b12c80a8286842456d2763530"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -100,6 +101,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = x.shape[-2]
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "forward",
@@ -113,6 +121,7 @@ _forward = _library.register(
     tensors=8,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -173,6 +182,33 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "backward",
@@ -188,6 +224,7 @@ _backward = _library.register(
     tensors=12,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -258,7 +295,8 @@ class _GroupedMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("grouped_mlp__fp8_delayed__recompute_activations")
         if dy is None:
             return (None,) * 15
@@ -433,6 +471,8 @@ def grouped_mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("grouped_mlp__fp8_delayed__recompute_activations", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -486,6 +526,32 @@ def grouped_mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `GroupedMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class GroupedMLP(_parts.KeepsBuffers):
     """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
@@ -520,6 +586,9 @@ class GroupedMLP(_parts.KeepsBuffers):
         fc1.grad_output_scale: [num_groups], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         num_groups: int,
@@ -533,17 +602,25 @@ class GroupedMLP(_parts.KeepsBuffers):
         self.num_groups = num_groups
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(num_groups, 2 * intermediate, hidden, **make))
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
+        )
         self.fc1.register_parameter(
             "bias",
-            nn.Parameter(torch.empty(num_groups, 2 * intermediate, **make)) if bias else None,
+            nn.Parameter(torch.empty(num_groups, 2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
         )
-        self.fc2.weight = nn.Parameter(torch.empty(num_groups, hidden, intermediate, **make))
+        self.fc2.weight = nn.Parameter(
+            torch.empty(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(num_groups, hidden, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(num_groups, hidden, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         _parts.keep_state(
             self,
@@ -595,7 +672,9 @@ class GroupedMLP(_parts.KeepsBuffers):
         self.fc1.grad_output_scale.fill_(1.0)
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
-        """See `grouped_mlp`."""
+        """See `grouped_mlp`; of narrower types, split_sizes and probs are widened."""
+        split_sizes = _library.widened(split_sizes, torch.int64)
+        probs = _library.widened(probs, torch.float32)
 
         def _run(x: Tensor, fc1: nn.Module, fc2: nn.Module) -> Tensor:
             return grouped_mlp(
@@ -611,6 +690,10 @@ class GroupedMLP(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6827b556a6cbecea
+# checksum sha256:7686224611b0d279
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -12,6 +12,7 @@ Recipe fp8_block on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "9827546901129dc71f741e5d2c0fafde41270bcf9109e0841c54909cd84a3ab5"
+DIGEST = "e1dc7e75f82d3eca90634188f827fe2658cbc63ca9f83e92eae4876cceb6e342"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -59,6 +60,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_activation__fp8_block",
     "forward",
@@ -69,6 +77,7 @@ _forward = _library.register(
     tensors=3,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -102,6 +111,28 @@ def _backward_fake(
     return dx, dfc_weight, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_activation__fp8_block",
     "backward",
@@ -114,6 +145,7 @@ _backward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -149,7 +181,8 @@ class _LinearGELU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_activation__fp8_block")
         if dy is None:
             return (None,) * 6
@@ -238,6 +271,8 @@ def linear_activation(
         x = x.to(autocast)
         fc_weight = fc_weight.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_activation__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -247,6 +282,13 @@ def linear_activation(
     else:
         y, *_ = _forward(x, fc_weight, fc_bias, need_dx, need_dfc_weight, need_dfc_bias)
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearGELU`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
 
 class LinearGELU(nn.Module):
@@ -275,11 +317,13 @@ class LinearGELU(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         self.reset_parameters()
 
@@ -300,6 +344,10 @@ class LinearGELU(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3208b4feb504ed6d
+# checksum sha256:2ddf322f64a347a0
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -12,6 +12,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "dfe222d27662aa3094e4da2a6bd2fdf0edd7b390cbeca3b34cff11db7273e8fa"
+DIGEST = "2991406f9cb167a164361e1c1cc8bf10c4d3c5959514f968f1e44c023c1a66fb"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -70,6 +71,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_activation__fp8_delayed",
     "forward",
@@ -81,6 +89,7 @@ _forward = _library.register(
     tensors=4,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -119,6 +128,25 @@ def _backward_fake(
     return dx, dfc_weight, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_activation__fp8_delayed",
     "backward",
@@ -131,6 +159,7 @@ _backward = _library.register(
     tensors=7,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -169,7 +198,8 @@ class _LinearGELU(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_activation__fp8_delayed")
         if dy is None:
             return (None,) * 8
@@ -275,6 +305,8 @@ def linear_activation(
         x = x.to(autocast)
         fc_weight = fc_weight.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_activation__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -295,6 +327,19 @@ def linear_activation(
             x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias
         )
     return y
+
+
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearGELU`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
 
 
 class LinearGELU(_parts.KeepsBuffers):
@@ -322,6 +367,9 @@ class LinearGELU(_parts.KeepsBuffers):
         fc.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -333,11 +381,13 @@ class LinearGELU(_parts.KeepsBuffers):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         _parts.keep_state(
             self,
@@ -384,6 +434,10 @@ class LinearGELU(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:55373ab48f1cefa8
+# checksum sha256:899c05ef3632a34d
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "c073e7c5f68f574627b78950cb2bf51fcde1baf23e6eeaa093e6d4e4eac6b6ef"
+DIGEST = "25fc9cb0eaed2319081d6e7a99c0cda0368c74de8e8e2fa75bcf048b5a793709"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -59,6 +60,13 @@ def _forward_fake(
     return y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
+def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    K = x.shape[-1]
+    D = fc_weight.shape[-2]
+    return 2 * T * D * K
+
+
 _forward = _library.register(
     "linear_residual__fp8_delayed",
     "forward",
@@ -70,6 +78,7 @@ _forward = _library.register(
     tensors=5,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -108,6 +117,25 @@ def _backward_fake(
     return dx, dfc_weight, dresidual, dfc_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    x_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
 _backward = _library.register(
     "linear_residual__fp8_delayed",
     "backward",
@@ -120,6 +148,7 @@ _backward = _library.register(
     tensors=6,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -164,7 +193,8 @@ class _LinearResidual(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("linear_residual__fp8_delayed")
         if dy is None:
             return (None,) * 10
@@ -287,6 +317,8 @@ def linear_residual(
         fc_weight = fc_weight.to(autocast)
         residual = residual.to(autocast)
         fc_bias = None if fc_bias is None else fc_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("linear_residual__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc_weight = grad and fc_weight.requires_grad
@@ -320,6 +352,19 @@ def linear_residual(
     return y
 
 
+class _FcPart(_parts.Part):
+    """`fc` of a `LinearResidual`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class LinearResidual(_parts.KeepsBuffers):
     """A linear layer and a residual that comes from outside.
 
@@ -345,6 +390,9 @@ class LinearResidual(_parts.KeepsBuffers):
         fc.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -356,11 +404,13 @@ class LinearResidual(_parts.KeepsBuffers):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.fc = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc.weight = nn.Parameter(torch.empty(out_features, in_features, **make))
+        self.fc = _FcPart()
+        self.fc.weight = nn.Parameter(
+            torch.empty(out_features, in_features, device=device, dtype=dtype)
+        )
         self.fc.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
         )
         _parts.keep_state(
             self,
@@ -408,6 +458,10 @@ class LinearResidual(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, residual: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:87477258aa334853
+# checksum sha256:b63bb491df65c14a
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe bf16 on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "c243aa1f02f207c7ae71d95c4f41a9ee787887c83278d25859ac00346de78985"
+DIGEST = "3f8a23e2c7ed08a3fd3aa767678bb6a7d79c25063b5cf453f0e9d0372319de59"
 _library.join("mlp__bf16", DIGEST)
 
 
@@ -42,6 +43,13 @@ def _forward_fake(
     return y, h, a
 
 
+def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc1_weight.shape[-2]
+    return 2 * T * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "mlp__bf16",
     "forward",
@@ -53,6 +61,7 @@ _forward = _library.register(
     tensors=5,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -90,6 +99,38 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    h: Tensor | None,
+    a: Tensor | None,
+    fc2_weight: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else h.shape[-1]
+        if h is not None
+        else a.shape[-1]
+        if a is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * F * H if need_dx else 0)
+        + (2 * T * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "mlp__bf16",
     "backward",
@@ -101,6 +142,7 @@ _backward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -142,7 +184,8 @@ class _MLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("mlp__bf16")
         if dy is None:
             return (None,) * 9
@@ -254,6 +297,8 @@ def mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("mlp__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -294,6 +339,20 @@ def mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class MLP(nn.Module):
     """The MLP of a dense transformer layer, with GELU.
 
@@ -322,16 +381,20 @@ class MLP(nn.Module):
         super().__init__()
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(intermediate, **make)) if bias else None
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(intermediate, device=device, dtype=dtype)) if bias else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
 
@@ -361,6 +424,10 @@ class MLP(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8c8cb810a52d5a37
+# checksum sha256:3589b2ed3b14ae48
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "e3ae7d67fe44f02f2b5fda82df9d1c04105cbfbb0f4a8638d5a89f3f720cb842"
+DIGEST = "47f446d35c0dc8ee3ed46ed4a488729792a034b6e9859f693f7b63e48ac1157d"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 
@@ -92,6 +93,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc1_weight.shape[-2]
+    return 2 * T * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "mlp__fp8_delayed",
     "forward",
@@ -104,6 +112,7 @@ _forward = _library.register(
     tensors=6,
     mutated=1,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -156,6 +165,35 @@ def _backward_fake(
     return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    a_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        h.shape[-1]
+        if h is not None
+        else fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * F * H if need_dx else 0)
+        + (2 * T * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "mlp__fp8_delayed",
     "backward",
@@ -171,6 +209,7 @@ _backward = _library.register(
     tensors=11,
     mutated=1,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -234,7 +273,8 @@ class _MLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("mlp__fp8_delayed")
         if dy is None:
             return (None,) * 12
@@ -384,6 +424,8 @@ def mlp(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("mlp__fp8_delayed", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dfc1_weight = grad and fc1_weight.requires_grad
@@ -429,6 +471,32 @@ def mlp(
     return y
 
 
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `MLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    input_amax_history: Tensor
+    input_scale: Tensor
+    weight_amax_history: Tensor
+    weight_scale: Tensor
+    grad_output_amax_history: Tensor
+    grad_output_scale: Tensor
+
+
 class MLP(_parts.KeepsBuffers):
     """The MLP of a dense transformer layer, with GELU.
 
@@ -462,6 +530,9 @@ class MLP(_parts.KeepsBuffers):
         fc1.grad_output_scale: [1], rows of backward_state.
     """
 
+    forward_state: Tensor
+    backward_state: Tensor
+
     def __init__(
         self,
         hidden: int,
@@ -473,16 +544,20 @@ class MLP(_parts.KeepsBuffers):
         super().__init__()
         self.hidden = hidden
         self.intermediate = intermediate
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.fc1.weight = nn.Parameter(torch.empty(intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(intermediate, **make)) if bias else None
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.fc1.weight = nn.Parameter(
+            torch.empty(intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(intermediate, device=device, dtype=dtype)) if bias else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         _parts.keep_state(
             self,
@@ -548,6 +623,10 @@ class MLP(_parts.KeepsBuffers):
             )
 
         return _parts.call(_run, x, self._modules["fc1"], self._modules["fc2"])
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:044bea369b1acf73
+# checksum sha256:8d1192e0a80f2424
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -13,6 +13,7 @@ Recipe bf16 on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "42f3714c2982fd04d015311de932b6aeda4ff739b1dc7c8aaf98214355792371"
+DIGEST = "452538ee5f3e154079b28a8e4b88d5a9c53ca1fb8084661ca0ed4b9f1a36b85f"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -55,6 +56,13 @@ def _forward_fake(
     return y, norm_rstd, n, h, a
 
 
+def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    F = fc2_weight.shape[-1]
+    return 2 * T * 2 * F * H + 2 * T * H * F
+
+
 _forward = _library.register(
     "norm_mlp_swiglu__bf16",
     "forward",
@@ -67,6 +75,7 @@ _forward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -112,6 +121,39 @@ def _backward_fake(
     return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
+def _backward_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    h: Tensor | None,
+    a: Tensor | None,
+    fc2_weight: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        a.shape[-1]
+        if a is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    return (
+        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
+        + (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
+
+
 _backward = _library.register(
     "norm_mlp_swiglu__bf16",
     "backward",
@@ -125,6 +167,7 @@ _backward = _library.register(
     tensors=9,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -179,7 +222,8 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy, *_):
+    def backward(ctx, *grads):
+        dy = grads[0]
         _library.refuse_double_backward("norm_mlp_swiglu__bf16")
         if dy is None:
             return (None,) * 12
@@ -317,6 +361,8 @@ def norm_mlp_swiglu(
         fc2_weight = fc2_weight.to(autocast)
         fc1_bias = None if fc1_bias is None else fc1_bias.to(autocast)
         fc2_bias = None if fc2_bias is None else fc2_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_mlp_swiglu__bf16", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -365,6 +411,26 @@ def norm_mlp_swiglu(
     return y
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+
+
+class _Fc1Part(_parts.Part):
+    """`fc1` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
+class _Fc2Part(_parts.Part):
+    """`fc2` of a `SwiGLUNormMLP`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class SwiGLUNormMLP(nn.Module):
     """The MLP of a dense transformer layer with root mean square norm before it and the residual
     around both, with SwiGLU.
@@ -397,18 +463,24 @@ class SwiGLUNormMLP(nn.Module):
         self.hidden = hidden
         self.intermediate = intermediate
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.fc1 = _parts.Part()
-        self.fc2 = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.fc1.weight = nn.Parameter(torch.empty(2 * intermediate, hidden, **make))
-        self.fc1.register_parameter(
-            "bias", nn.Parameter(torch.empty(2 * intermediate, **make)) if bias else None
+        self.norm = _NormPart()
+        self.fc1 = _Fc1Part()
+        self.fc2 = _Fc2Part()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.fc1.weight = nn.Parameter(
+            torch.empty(2 * intermediate, hidden, device=device, dtype=dtype)
         )
-        self.fc2.weight = nn.Parameter(torch.empty(hidden, intermediate, **make))
+        self.fc1.register_parameter(
+            "bias",
+            nn.Parameter(torch.empty(2 * intermediate, device=device, dtype=dtype))
+            if bias
+            else None,
+        )
+        self.fc2.weight = nn.Parameter(
+            torch.empty(hidden, intermediate, device=device, dtype=dtype)
+        )
         self.fc2.register_parameter(
-            "bias", nn.Parameter(torch.empty(hidden, **make)) if bias else None
+            "bias", nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
 
@@ -443,6 +515,10 @@ class SwiGLUNormMLP(nn.Module):
         return _parts.call(
             _run, x, self._modules["norm"], self._modules["fc1"], self._modules["fc2"]
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return (

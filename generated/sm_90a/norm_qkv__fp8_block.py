@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9dd827bd9e2b201f
+# checksum sha256:0a098916350f3e20
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -12,6 +12,7 @@ Recipe fp8_block on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "6591567d84b315389a686bf2e7c1aba35a10d6ad4bb9ea54a1fa70d66e91f469"
+DIGEST = "9652351ef4541c3cdcc507a9117636ae819aee37c3591f0b13bd5dd51ebb10db"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 
@@ -81,6 +82,13 @@ def _forward_fake(
     )
 
 
+def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
+    T = math.prod(x.shape[:-1])
+    H = x.shape[-1]
+    V = qkv_weight.shape[-2] // 3
+    return 2 * T * 3 * V * H
+
+
 _forward = _library.register(
     "norm_qkv__fp8_block",
     "forward",
@@ -93,6 +101,7 @@ _forward = _library.register(
     tensors=6,
     mutated=0,
     reference=reference.forward,
+    flops=_forward_flops,
 )
 
 
@@ -150,6 +159,37 @@ def _backward_fake(
     return dx, dnorm_weight, dqkv_weight, dqkv_bias
 
 
+def _backward_flops(
+    dq: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    qkv_weight_columnwise: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dqkv_weight: bool,
+) -> int:
+    T = math.prod(dq.shape[:-1])
+    V = dq.shape[-1]
+    H = (
+        x.shape[-1]
+        if x is not None
+        else norm_weight.shape[-1]
+        if norm_weight is not None
+        else qkv_weight_columnwise.shape[-2]
+        if qkv_weight_columnwise is not None
+        else n_columnwise.shape[-2]
+        if n_columnwise is not None
+        else n_columnwise_scale.shape[-1]
+        if n_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * 3 * V * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 3 * V * H if need_dqkv_weight else 0
+    )
+
+
 _backward = _library.register(
     "norm_qkv__fp8_block",
     "backward",
@@ -164,6 +204,7 @@ _backward = _library.register(
     tensors=12,
     mutated=0,
     reference=reference.backward,
+    flops=_backward_flops,
 )
 
 
@@ -221,7 +262,8 @@ class _NormQKV(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
-    def backward(ctx, dq, dk, dv, *_):
+    def backward(ctx, *grads):
+        dq, dk, dv = grads[:3]
         _library.refuse_double_backward("norm_qkv__fp8_block")
         needs = ctx.needs_input_grad
         need_dx = needs[0]
@@ -357,6 +399,8 @@ def norm_qkv(
         norm_weight = norm_weight.to(autocast)
         qkv_weight = qkv_weight.to(autocast)
         qkv_bias = None if qkv_bias is None else qkv_bias.to(autocast)
+    elif x.dtype is torch.float32:
+        _library.refuse_float32("norm_qkv__fp8_block", "x", x)
     grad = torch.is_grad_enabled()
     need_dx = grad and x.requires_grad
     need_dnorm_weight = grad and norm_weight.requires_grad
@@ -391,6 +435,19 @@ def norm_qkv(
     return q, k, v
 
 
+class _NormPart(_parts.Part):
+    """`norm` of a `NormQKV`."""
+
+    weight: nn.Parameter
+
+
+class _QkvPart(_parts.Part):
+    """`qkv` of a `NormQKV`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class NormQKV(nn.Module):
     """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which
     the first two are rotated.
@@ -421,13 +478,17 @@ class NormQKV(nn.Module):
         self.hidden = hidden
         self.key_value_width = key_value_width
         self.norm_eps = norm_eps
-        self.norm = _parts.Part()
-        self.qkv = _parts.Part()
-        make = {"device": device, "dtype": dtype}
-        self.norm.weight = nn.Parameter(torch.empty(hidden, **make))
-        self.qkv.weight = nn.Parameter(torch.empty(3 * key_value_width, hidden, **make))
+        self.norm = _NormPart()
+        self.qkv = _QkvPart()
+        self.norm.weight = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype))
+        self.qkv.weight = nn.Parameter(
+            torch.empty(3 * key_value_width, hidden, device=device, dtype=dtype)
+        )
         self.qkv.register_parameter(
-            "bias", nn.Parameter(torch.empty(3 * key_value_width, **make)) if bias else None
+            "bias",
+            nn.Parameter(torch.empty(3 * key_value_width, device=device, dtype=dtype))
+            if bias
+            else None,
         )
         self.reset_parameters()
 
@@ -441,7 +502,9 @@ class NormQKV(nn.Module):
             self.qkv.bias.zero_()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `norm_qkv`."""
+        """See `norm_qkv`; of narrower types, cos and sin are widened."""
+        cos = _library.widened(cos, torch.float32)
+        sin = _library.widened(sin, torch.float32)
 
         def _run(x: Tensor, norm: nn.Module, qkv: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             return norm_qkv(
@@ -455,6 +518,12 @@ class NormQKV(nn.Module):
             )
 
         return _parts.call(_run, x, self._modules["norm"], self._modules["qkv"])
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, cos: Tensor, sin: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def extra_repr(self) -> str:
         return (

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:e1c8c0e5746df156
+# checksum sha256:cf3eec76aea6b812
 """add_extra_input__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -79,7 +79,7 @@ def backward(
     need_dextra: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dextra = None
+    dx = dextra = steps.ABSENT
     # 1. pointwise_grad: dy -> dx, dextra  (y = x + extra)
     dx, dextra = _math_backward(dy)
     return dx if need_dx else None, dextra if need_dextra else None

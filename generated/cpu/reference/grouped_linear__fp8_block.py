@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:87399732a2768ea6
+# checksum sha256:873665f7099d367e
 """grouped_linear__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -200,16 +200,16 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    weight_columnwise: steps.IfAsked,
+    weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dweight = dbias = None
+    dx = dweight = dbias = steps.ABSENT
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]

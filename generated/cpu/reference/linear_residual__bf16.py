@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:832306d5eda41555
+# checksum sha256:867f0a181f804932
 """linear_residual__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -101,15 +101,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
-    fc_weight: Tensor | None,
+    x: steps.IfAsked,
+    fc_weight: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dresidual: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dresidual = dfc_bias = None
+    dx = dfc_weight = dresidual = dfc_bias = steps.ABSENT
     # 1. pointwise_grad: dy -> dresidual  (y = x + extra)
     if need_dresidual:
         dresidual = _sum_backward(dy)

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:209d40e3375acffc
+# checksum sha256:e0ade9fc355a97b9
 """linear_residual__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -129,6 +129,7 @@ def forward(
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    fc_input_amax_history = fc_input_scale = fc_weight_amax_history = fc_weight_scale = steps.ABSENT
     need_any = need_dx or need_dfc_weight or need_dresidual or need_dfc_bias
     fc_input_amax_history = forward_state[0:1024]
     fc_input_scale = forward_state[1024]
@@ -227,10 +228,10 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    fc_weight_columnwise: steps.IfAsked,
+    fc_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
@@ -238,7 +239,9 @@ def backward(
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc_weight = dresidual = dfc_bias = None
+    dx = dfc_weight = dresidual = dfc_bias = dy_rowwise_copy = dy_columnwise_copy = (
+        fc_grad_output_amax_history
+    ) = fc_grad_output_scale = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (

@@ -138,15 +138,15 @@ def _rules(op: Op) -> Callable[..., Sequence[tuple[list[Any], list[Any]]]]:
     def rules(*args: Any) -> Sequence[tuple[list[Any], list[Any]]]:
         tensors, (flags, allowed) = args[:count], args[count : count + 2]
         rank = tensors[0].ndim
-        rest = [None] * (len(args) - count)
-        found = []
+        rest: list[Any] = [None] * (len(args) - count)
+        found: list[tuple[list[Any], list[Any]]] = []
         for index, way in enumerate(op.ways_for(rank)):
             if allowed >> index & 1:
                 results = [
                     _placement(lies, rank) if not asked or flags & asked else Replicate()
                     for lies, asked in zip(way.results, op.asked, strict=True)
                 ]
-                arguments = [
+                arguments: list[Any] = [
                     None if tensor is None else _placement(lies, tensor.ndim)
                     for lies, tensor in zip(way.arguments, tensors, strict=True)
                 ]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,16 +127,16 @@ class Operand(NamedTuple):
     scale: Tensor
     quantization: Quantization
     shape: tuple[int, ...]
-    amax: Tensor | None = None
+    amax: Tensor | Any = None  # what reads it knows that it is there
     columnwise: bool = False
     layout: Layout = LAYOUT
 
 
 class Quantized(NamedTuple):
-    """The copies of one tensor that were asked for."""
+    """The copies of one tensor; None in the place of one that was not asked for."""
 
-    rowwise: Operand | None
-    columnwise: Operand | None
+    rowwise: Operand | Any
+    columnwise: Operand | Any
 
 
 # Rows, groups and blocks

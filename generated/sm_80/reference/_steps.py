@@ -6,12 +6,18 @@ buffer's type.  float64 stays float64, so that the same program serves as its ow
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Rows = TypeVar("Rows", Tensor, tuple[Tensor, ...])
+
+IfAsked = Tensor
+"""A tensor where flags ask for a step that reads it, else None; type checkers follow no flags."""
+
+ABSENT: Any = None
+"""What stands for a result until the flags ask for the step that gives it."""
 
 
 def wide(x: Tensor) -> Tensor:
@@ -164,9 +170,7 @@ def group_sum(a: Tensor, groups: Tensor, scales: Tensor | None = None) -> Tensor
     return db
 
 
-def group_row_dot(
-    a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None
-) -> Tensor:
+def group_row_dot(a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None) -> Tensor:
     """a [T, N], b [E, N], add [T] -> [T]: each row times its group's, and nothing past the groups.
 
     Without b, as with one of zeros.

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:165427883e6d2edd
+# checksum sha256:37912d77b7d1992e
 """grouped_linear__fp8_current in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -181,16 +181,16 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    weight_columnwise: steps.IfAsked,
+    weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dweight = dbias = None
+    dx = dweight = dbias = steps.ABSENT
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]

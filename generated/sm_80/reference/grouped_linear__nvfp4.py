@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:acd55145b2c207fa
+# checksum sha256:0a6ed41ea5e16652
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -215,18 +215,18 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    weight_columnwise: steps.IfAsked,
+    weight_columnwise_scale: steps.IfAsked,
+    saved_amaxes: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dweight = dbias = None
+    dx = dweight = dbias = steps.ABSENT
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -239,8 +239,8 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[0]
-    x_columnwise_amax = None if saved_amaxes is None else saved_amaxes[1]
+    weight_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
+    x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(

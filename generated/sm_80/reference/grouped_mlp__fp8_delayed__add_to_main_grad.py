@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:4edf215b5f8c7730
+# checksum sha256:31ebf782f46f191f
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -164,6 +164,9 @@ def forward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
+        fc2_weight_amax_history
+    ) = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
     need_any = (
         need_dx
         or need_dfc1_weight
@@ -422,19 +425,19 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
-    fc1_weight_main_grad: Tensor | None,
-    fc2_weight_main_grad: Tensor | None,
+    fc1_weight_main_grad: steps.IfAsked,
+    fc2_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -443,7 +446,9 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dprobs = dfc1_bias = dfc2_bias = None
+    dx = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = dh_columnwise_copy = (
+        fc1_grad_output_amax_history
+    ) = fc1_grad_output_scale = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:81545392dd1336c6
+# checksum sha256:96568b0854e93706
 """linear_activation__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -129,6 +129,7 @@ def forward(
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    fc_input_amax_history = fc_input_scale = fc_weight_amax_history = fc_weight_scale = steps.ABSENT
     need_any = need_dx or need_dfc_weight or need_dfc_bias
     fc_input_amax_history = forward_state[0:1024]
     fc_input_scale = forward_state[1024]
@@ -244,17 +245,17 @@ def check_backward(
 def backward(
     dy: Tensor,
     fc_y: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    fc_weight_columnwise: steps.IfAsked,
+    fc_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = None
+    dx = dfc_weight = dfc_bias = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (

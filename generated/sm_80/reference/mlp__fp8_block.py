@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:9b53c426238d367c
+# checksum sha256:a2ec8ff37ca539da
 """mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -309,15 +309,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -325,7 +325,9 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:d64a8052be23dcc6
+# checksum sha256:f8883dbe97cd16fe
 """norm_mlp_swiglu__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -198,14 +198,14 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    n: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
-    a: Tensor | None,
-    fc2_weight: Tensor | None,
+    x: steps.IfAsked,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    n: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
+    h: steps.IfAsked,
+    a: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
@@ -217,7 +217,9 @@ def backward(
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dn = (
+        steps.ABSENT
+    )
     need_da = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
     need_dn = need_dx or need_dnorm_weight
     # 1. gemm dgrad: dy, fc2_weight -> da

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:722389ad5a2d0035
+# checksum sha256:7536826b35c5af8a
 """norm_qkv__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -170,13 +170,13 @@ def backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    x: Tensor | None,
+    x: steps.IfAsked,
     cos: Tensor,
     sin: Tensor,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    n: Tensor | None,
-    qkv_weight: Tensor | None,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    n: steps.IfAsked,
+    qkv_weight: steps.IfAsked,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dqkv_weight: bool,
@@ -184,7 +184,7 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dqkv_weight = dqkv_bias = None
+    dx = dnorm_weight = dqkv_weight = dqkv_bias = dn = steps.ABSENT
     need_dn = need_dx or need_dnorm_weight
     # 1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
     dqkv_y = rotary.pack(

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:fb7f472de0b1b2cc
+# checksum sha256:4fdb82b0f2f16bab
 """norm_qkv__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -132,6 +132,9 @@ def forward(
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    qkv_input_amax_history = qkv_input_scale = qkv_weight_amax_history = qkv_weight_scale = (
+        steps.ABSENT
+    )
     need_any = need_dx or need_dnorm_weight or need_dqkv_weight or need_dqkv_bias
     keep_norm_rstd = need_dx or need_dnorm_weight
     qkv_input_amax_history = forward_state[0:1024]
@@ -303,15 +306,15 @@ def backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    x: Tensor | None,
+    x: steps.IfAsked,
     cos: Tensor,
     sin: Tensor,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    qkv_weight_columnwise: steps.IfAsked,
+    qkv_weight_columnwise_scale: steps.IfAsked,
+    n_columnwise: steps.IfAsked,
+    n_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -320,7 +323,7 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dqkv_weight = dqkv_bias = None
+    dx = dnorm_weight = dqkv_weight = dqkv_bias = dn = steps.ABSENT
     T = math.prod(dq.shape[:-1])
     V = dq.shape[-1]
     H = (

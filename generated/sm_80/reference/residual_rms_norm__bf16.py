@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:44dc13c851988e95
+# checksum sha256:a236022c4b94b755
 """residual_rms_norm__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -117,7 +117,7 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dresidual = None
+    dx = dnorm_weight = dresidual = steps.ABSENT
     # 1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dh_total, dnorm_weight,
     #    dh_total_partials
     dh_total, dnorm_weight = norms.norm_grad_rms(

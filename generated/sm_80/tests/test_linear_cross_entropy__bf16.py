@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:58e0f234bc719081
+# checksum sha256:63ba3e12c6c6a5cd
 """Tests of linear_cross_entropy__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import linear_cross_entropy__bf16 as module
 from ..reference import linear_cross_entropy__bf16 as reference
@@ -32,7 +33,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     H = sizes["H"]
@@ -45,20 +46,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.linear_cross_entropy,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.linear_cross_entropy(**tensors)
@@ -175,15 +176,15 @@ def test_opcheck(device: str) -> None:
             )
         ),
     }
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "x",
             "targets",
             "weight",
             "lse",
-        )
-    ]
+        ),
+    )
     support.opcheck("linear_cross_entropy__bf16_backward", (dy, *saved, True, True, -100, 0.0, 0.0))
 
 
@@ -208,9 +209,19 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 1966080
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device="cpu")
+    layer: support.Layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device="cpu")
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -230,8 +241,47 @@ def test_inputs_are_tensors(given: object) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_module(device: str) -> None:
+def test_module_widens_narrow_inputs(device: str) -> None:
     layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device=device)
+    tensors = make_inputs(torch.bfloat16, device)
+    narrow = {
+        "targets": support.narrowed(tensors["targets"]),
+    }
+    wide = {name: tensor.to(tensors[name].dtype) for name, tensor in narrow.items()}
+    with torch.no_grad():
+        y = layer(
+            *support.pick(
+                {**tensors, **narrow},
+                (
+                    "x",
+                    "targets",
+                ),
+            )
+        )
+        assert torch.equal(
+            y,
+            layer(
+                *support.pick(
+                    {**tensors, **wide},
+                    (
+                        "x",
+                        "targets",
+                    ),
+                )
+            ),
+        )
+
+
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.linear_cross_entropy(**wide)
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_module(device: str) -> None:
+    layer: support.Layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device=device)
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -241,10 +291,14 @@ def test_module(device: str) -> None:
             "targets",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -272,7 +326,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device="meta")
+    layer: support.Layer = module.LinearCrossEntropy(hidden=64, vocabulary=40, device="meta")
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:fe67d4fb195c158a
+# checksum sha256:a9ca69b0d564c291
 """Tests of mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import mlp_swiglu__fp8_delayed as module
 from ..reference import mlp_swiglu__fp8_delayed as reference
@@ -45,7 +46,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     H = sizes["H"]
@@ -76,20 +77,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.mlp_swiglu,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.mlp_swiglu(**tensors)
@@ -207,9 +208,9 @@ def test_opcheck(device: str) -> None:
             )
         ),
     }
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "h",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
@@ -220,8 +221,8 @@ def test_opcheck(device: str) -> None:
             "x_columnwise",
             "x_columnwise_scale",
             "backward_state",
-        )
-    ]
+        ),
+    )
     support.opcheck("mlp_swiglu__fp8_delayed_backward", (dy, *saved, True, True, True, True, True))
 
 
@@ -246,9 +247,19 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 13271040
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device="cpu")
+    layer: support.Layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device="cpu")
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in ("x",):
@@ -258,16 +269,27 @@ def test_inputs_are_tensors(given: object) -> None:
             layer(*inputs)
 
 
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.mlp_swiglu(**wide)
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_module(device: str) -> None:
-    layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device=device)
+    layer: support.Layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device=device)
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [tensors[name] for name in ("x",)]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -283,7 +305,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device="meta")
+    layer: support.Layer = module.SwiGLUMLP(hidden=64, intermediate=40, bias=True, device="meta")
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

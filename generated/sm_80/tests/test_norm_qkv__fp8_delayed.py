@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:af762c14153f9f57
+# checksum sha256:549783de5a816cba
 """Tests of norm_qkv__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import norm_qkv__fp8_delayed as module
 from ..reference import norm_qkv__fp8_delayed as reference
@@ -31,12 +32,15 @@ STATES = (
 )
 
 
-def call(**tensors: Tensor | None) -> Tensor:
+def call(**tensors: support.Argument) -> Tensor:
     """What the module's function gives, side by side in one tensor."""
     return support.joined(module.norm_qkv(**tensors))
 
 
-class Layer(module.NormQKV):
+Module: support.Layer = module.NormQKV
+
+
+class Layer(Module):
     """The module, with what it gives side by side in one tensor."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -49,7 +53,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     H = sizes["H"]
@@ -75,20 +79,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = call,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = call(**tensors)
@@ -208,9 +212,9 @@ def test_opcheck(device: str) -> None:
             )
         ),
     }
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "x",
             "cos",
             "sin",
@@ -221,8 +225,8 @@ def test_opcheck(device: str) -> None:
             "n_columnwise",
             "n_columnwise_scale",
             "backward_state",
-        )
-    ]
+        ),
+    )
     support.opcheck(
         "norm_qkv__fp8_delayed_backward",
         (*support.parts(dy, results[:3]), *saved, True, True, True, True, 1e-05),
@@ -268,9 +272,19 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 47775744
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = Layer(hidden=64, key_value_width=144, bias=True, device="cpu")
+    layer: support.Layer = Layer(hidden=64, key_value_width=144, bias=True, device="cpu")
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -292,8 +306,50 @@ def test_inputs_are_tensors(given: object) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_module(device: str) -> None:
+def test_module_widens_narrow_inputs(device: str) -> None:
     layer = Layer(hidden=64, key_value_width=144, bias=True, device=device)
+    tensors = make_inputs(torch.bfloat16, device)
+    narrow = {
+        "cos": support.narrowed(tensors["cos"]),
+        "sin": support.narrowed(tensors["sin"]),
+    }
+    wide = {name: tensor.to(tensors[name].dtype) for name, tensor in narrow.items()}
+    with torch.no_grad():
+        y = layer(
+            *support.pick(
+                {**tensors, **narrow},
+                (
+                    "x",
+                    "cos",
+                    "sin",
+                ),
+            )
+        )
+        assert torch.equal(
+            y,
+            layer(
+                *support.pick(
+                    {**tensors, **wide},
+                    (
+                        "x",
+                        "cos",
+                        "sin",
+                    ),
+                )
+            ),
+        )
+
+
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        call(**wide)
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_module(device: str) -> None:
+    layer: support.Layer = Layer(hidden=64, key_value_width=144, bias=True, device=device)
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -304,10 +360,14 @@ def test_module(device: str) -> None:
             "sin",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -328,7 +388,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = Layer(hidden=64, key_value_width=144, bias=True, device="meta")
+    layer: support.Layer = Layer(hidden=64, key_value_width=144, bias=True, device="meta")
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:99fa37a02b98e33e
+# checksum sha256:493a43eee7b9b890
 """Tests of residual_rms_norm__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ TOLERANCES = {"y": 0.004, "x": 0.004, "norm_weight": 0.004, "residual": 0.004}
 STATES = ()
 
 
-def call(**tensors: Tensor | None) -> Tensor:
+def call(**tensors: support.Argument) -> Tensor:
     """What the module's function gives, side by side in one tensor."""
     return support.joined(module.residual_rms_norm(**tensors))
 
 
-class Layer(module.ResidualRmsNorm):
+Module: support.Layer = module.ResidualRmsNorm
+
+
+class Layer(Module):
     """The module, with what it gives side by side in one tensor."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -46,7 +49,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     D = sizes["D"]
@@ -58,20 +61,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = call,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = call(**tensors)
@@ -185,14 +188,14 @@ def test_opcheck(device: str) -> None:
             )
         ),
     }
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "h",
             "norm_weight",
             "norm_rstd",
-        )
-    ]
+        ),
+    )
     support.opcheck(
         "residual_rms_norm__bf16_backward",
         (*support.parts(dy, results[:2]), *saved, True, True, True, 1e-05),
@@ -240,7 +243,7 @@ def test_double_backward_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = Layer(width=64, device="cpu")
+    layer: support.Layer = Layer(width=64, device="cpu")
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -259,9 +262,16 @@ def test_inputs_are_tensors(given: object) -> None:
             layer(*inputs)
 
 
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        call(**wide)
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_module(device: str) -> None:
-    layer = Layer(width=64, device=device)
+    layer: support.Layer = Layer(width=64, device=device)
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -271,10 +281,14 @@ def test_module(device: str) -> None:
             "residual",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -299,7 +313,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = Layer(width=64, device="meta")
+    layer: support.Layer = Layer(width=64, device="meta")
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

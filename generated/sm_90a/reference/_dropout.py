@@ -32,11 +32,9 @@ def _words(count: int, random: Tensor) -> Tensor:
     """[4 * count] int64, words of 32 bits of the first so many calls; random is [seed, offset]."""
     seed, offset = random.unbind()
     call = torch.arange(count, device=random.device)
-    counter = (call & _WORD, call >> 32 & _WORD, offset & _WORD, offset >> 32 & _WORD)
-    words = quantized.philox(
-        tuple(word.expand_as(call) for word in counter), (seed & _WORD, seed >> 32 & _WORD)
-    )
-    return words.flatten()
+    low, high = ((offset >> shift & _WORD).expand_as(call) for shift in (0, 32))
+    counter = (call & _WORD, call >> 32 & _WORD, low, high)
+    return quantized.philox(counter, (seed & _WORD, seed >> 32 & _WORD)).flatten()
 
 
 def _padded(columns: int) -> int:

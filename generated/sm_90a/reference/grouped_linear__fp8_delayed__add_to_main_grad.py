@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:afcc54d89e9298ff
+# checksum sha256:3fa075853b3aa878
 """grouped_linear__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -111,6 +111,7 @@ def forward(
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    input_amax_history = input_scale = weight_amax_history = weight_scale = steps.ABSENT
     need_any = need_dx or need_dweight or need_dbias
     input_amax_history = forward_state[0:1024]
     input_scale = forward_state[1024]
@@ -236,18 +237,18 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    weight_columnwise: steps.IfAsked,
+    weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
-    weight_main_grad: Tensor | None,
+    weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dbias = None
+    dx = dbias = steps.ABSENT
     T = dy.shape[-2]
     N = dy.shape[-1]
     E = split_sizes.shape[-1]

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:598c55c449870cb6
+# checksum sha256:0470454a9a4db7b7
 """grouped_mlp__bf16__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -182,12 +182,12 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
+    x: steps.IfAsked,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
-    fc2_weight: Tensor | None,
+    probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
+    h: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -198,7 +198,7 @@ def backward(
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = a = dh = steps.ABSENT
     need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
     if need_da:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:57bfa18bdbd7ecf5
+# checksum sha256:0ed37576c4233468
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -406,17 +406,17 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    saved_amaxes: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -426,7 +426,9 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -443,10 +445,10 @@ def backward(
     )
     need_dy_rowwise_decoded = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
-    fc2_weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[0]
-    a_columnwise_amax = None if saved_amaxes is None else saved_amaxes[1]
-    fc1_weight_columnwise_amax = None if saved_amaxes is None else saved_amaxes[2]
-    x_columnwise_amax = None if saved_amaxes is None else saved_amaxes[3]
+    fc2_weight_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
+    a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
+    fc1_weight_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[2]
+    x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[3]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
     #    dy_row_sums

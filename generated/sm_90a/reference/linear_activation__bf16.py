@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:ae6e942699e06478
+# checksum sha256:64bcfcb176e367ab
 """linear_activation__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -114,15 +114,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
-    fc_weight: Tensor | None,
+    x: steps.IfAsked,
+    fc_weight: steps.IfAsked,
     fc_y: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = None
+    dx = dfc_weight = dfc_bias = steps.ABSENT
     # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
     #    x ** 3))))
     dfc_y = _act_backward(dy, fc_y)

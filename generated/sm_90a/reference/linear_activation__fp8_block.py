@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:377bca766814c25b
+# checksum sha256:37863dc848b59cbd
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -220,16 +220,16 @@ def check_backward(
 def backward(
     dy: Tensor,
     fc_y: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    fc_weight_columnwise: steps.IfAsked,
+    fc_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = None
+    dx = dfc_weight = dfc_bias = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:f41be59c0608a990
+# checksum sha256:fbd9798fff459425
 """linear_cross_entropy__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -115,7 +115,7 @@ def backward(
     z_loss: float,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dweight = None
+    dx = dweight = dweight_sum = steps.ABSENT
     # 1. gemm fprop: x, weight -> logits
     logits = steps.gemm_fprop(x, weight)
     # 2. cross_entropy_grad: dloss, logits, targets, lse -> dlogits

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:2f2bf120f165e7e6
+# checksum sha256:667cf40ea5b746b2
 """mlp__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -154,11 +154,11 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
-    a: Tensor | None,
-    fc2_weight: Tensor | None,
+    x: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
+    h: steps.IfAsked,
+    a: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -166,7 +166,7 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = steps.ABSENT
     need_da = need_dx or need_dfc1_weight or need_dfc1_bias
     # 1. gemm dgrad: dy, fc2_weight -> da
     if need_da:

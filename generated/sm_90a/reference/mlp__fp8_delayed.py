@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:fd1853285230ba61
+# checksum sha256:2878b6f8639c7396
 """mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -143,6 +143,9 @@ def forward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
+        fc2_weight_amax_history
+    ) = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
     need_any = need_dx or need_dfc1_weight or need_dfc2_weight or need_dfc1_bias or need_dfc2_bias
     keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     fc1_input_amax_history = forward_state[0:1024]
@@ -338,15 +341,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -355,7 +358,9 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (

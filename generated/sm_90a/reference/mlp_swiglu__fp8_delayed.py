@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:79057795449e522b
+# checksum sha256:8fa78f5c87abbc21
 """mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -144,6 +144,9 @@ def forward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
+    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
+        fc2_weight_amax_history
+    ) = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
     need_any = need_dx or need_dfc1_weight or need_dfc2_weight or need_dfc1_bias or need_dfc2_bias
     keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     fc1_input_amax_history = forward_state[0:1024]
@@ -345,15 +348,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -362,7 +365,9 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:c9db6fffd7996c31
+# checksum sha256:bac0904f43cf8b4d
 """norm_mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -167,6 +167,9 @@ def forward(
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:
     """The forward program, step by step."""
+    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
+        fc2_weight_amax_history
+    ) = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
     need_any = (
         need_dx
         or need_dnorm_weight
@@ -404,18 +407,18 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
+    x: steps.IfAsked,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    h: steps.IfAsked,
+    fc2_weight_columnwise: steps.IfAsked,
+    fc2_weight_columnwise_scale: steps.IfAsked,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    fc1_weight_columnwise: steps.IfAsked,
+    fc1_weight_columnwise_scale: steps.IfAsked,
+    n_columnwise: steps.IfAsked,
+    n_columnwise_scale: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -426,7 +429,11 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = None
+    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = (
+        dh_rowwise_copy
+    ) = dh_columnwise_copy = fc1_grad_output_amax_history = fc1_grad_output_scale = dn = (
+        steps.ABSENT
+    )
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (

@@ -3,7 +3,7 @@
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:f66b287f302b5eb3
+# checksum sha256:04fd11c054ab10df
 """norm_qkv__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -281,15 +281,15 @@ def backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    x: Tensor | None,
+    x: steps.IfAsked,
     cos: Tensor,
     sin: Tensor,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    qkv_weight_columnwise: steps.IfAsked,
+    qkv_weight_columnwise_scale: steps.IfAsked,
+    n_columnwise: steps.IfAsked,
+    n_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dqkv_weight: bool,
@@ -297,7 +297,7 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dqkv_weight = dqkv_bias = None
+    dx = dnorm_weight = dqkv_weight = dqkv_bias = dn = steps.ABSENT
     T = math.prod(dq.shape[:-1])
     V = dq.shape[-1]
     H = (

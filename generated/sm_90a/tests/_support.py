@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,18 @@ from torch import Tensor
 from .. import _library
 
 DTYPES = (torch.bfloat16, torch.float16)
+
+Argument = Any
+"""A tensor that a function is called with; None, where it may be left out."""
+
+Tensors = dict[str, Argument]
+"""Those of a call, by name."""
+
+Layer = Any
+"""A module of the bundle, and what it has besides that of every `nn.Module`."""
+
+Weight = Any
+"""A parameter, and what frameworks put on it, such as `main_grad`."""
 
 
 def devices() -> list[str]:
@@ -25,7 +37,7 @@ def form_group() -> None:
     """A process group of this process alone, for modules that reduce over all ranks."""
     if not torch.distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store = torch.distributed.HashStore()
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
         # Gloo's threads may hold tensors; left to the end, they free them after Python is gone.
         atexit.register(torch.distributed.destroy_process_group)
@@ -34,11 +46,11 @@ def form_group() -> None:
 def give_main_grads(layer: torch.nn.Module, paths: Sequence[str], dtype: torch.dtype) -> None:
     """Buffers of zeros for gradients that go to the caller's."""
     for path in paths:
-        weight = layer.get_parameter(path)
+        weight: Weight = layer.get_parameter(path)
         weight.main_grad = torch.zeros_like(weight, dtype=dtype)
 
 
-def op(name: str) -> Callable[..., Any]:
+def op(name: str) -> Any:
     """An op of this bundle."""
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default
 
@@ -63,9 +75,19 @@ def random_tensor(
     return values.to(dtype).to(device)
 
 
-def fresh(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+def fresh(tensors: Tensors, states: Iterable[str]) -> Tensors:
     """The same tensors with copies of those that a call changes."""
     return {**tensors, **{name: tensors[name].clone() for name in states}}
+
+
+def pick(tensors: Tensors, names: Sequence[str]) -> list[Any]:
+    """Those of these names, in this order."""
+    return [tensors[name] for name in names]
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """In a narrower type, of those that modules widen."""
+    return tensor.to(torch.bfloat16 if tensor.is_floating_point() else torch.int32)
 
 
 def state_rows(*states: Tensor) -> Tensor:
@@ -73,7 +95,7 @@ def state_rows(*states: Tensor) -> Tensor:
     return torch.cat([torch.atleast_2d(state) for state in states])
 
 
-def without(tensors: dict[str, Tensor | None], states: Sequence[str]) -> dict[str, Tensor | None]:
+def without(tensors: Tensors, states: Sequence[str]) -> Tensors:
     """The tensors that no call changes."""
     return {name: tensor for name, tensor in tensors.items() if name not in states}
 
@@ -118,12 +140,12 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
 def exact(
     forward: Callable[..., Tensor],
-    tensors: dict[str, Tensor | None],
+    tensors: Tensors,
     wanted: Sequence[str],
     dy: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Result and gradients of a reference in float64, by autograd rather than its own rules."""
-    wide: dict[str, Tensor | None] = {}
+    wide: Tensors = {}
     for name, tensor in tensors.items():
         if tensor is not None and tensor.is_floating_point():
             wide[name] = tensor.detach().cpu().double().requires_grad_(name in wanted)

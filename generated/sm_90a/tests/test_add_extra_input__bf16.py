@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e6cfb258e6dace44
+# checksum sha256:f48b5faa8845d878
 """Tests of add_extra_input__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     D = sizes["D"]
@@ -43,20 +43,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.add_extra_input,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.add_extra_input(**tensors)
@@ -145,7 +145,7 @@ def test_opcheck(device: str) -> None:
     support.opcheck("add_extra_input__bf16_forward", arguments)
     results = support.op("add_extra_input__bf16_forward")(*arguments)
     kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = [kept[name] for name in ()]
+    saved = support.pick(kept, ())
     support.opcheck("add_extra_input__bf16_backward", (dy, *saved, True, True))
 
 
@@ -172,7 +172,7 @@ def test_double_backward_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.AddExtraInput()
+    layer: support.Layer = module.AddExtraInput()
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -191,9 +191,16 @@ def test_inputs_are_tensors(given: object) -> None:
             layer(*inputs)
 
 
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.add_extra_input(**wide)
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_module(device: str) -> None:
-    layer = module.AddExtraInput()
+    layer: support.Layer = module.AddExtraInput()
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -203,10 +210,14 @@ def test_module(device: str) -> None:
             "extra",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -222,7 +233,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.AddExtraInput()
+    layer: support.Layer = module.AddExtraInput()
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d00194207e22f92b
+# checksum sha256:89ccc990ddef6fb5
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import grouped_linear__bf16 as module
 from ..reference import grouped_linear__bf16 as reference
@@ -33,7 +34,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     E = sizes["E"]
@@ -50,20 +51,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.grouped_linear,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.grouped_linear(**tensors)
@@ -187,14 +188,14 @@ def test_opcheck(device: str) -> None:
     support.opcheck("grouped_linear__bf16_forward", arguments)
     results = support.op("grouped_linear__bf16_forward")(*arguments)
     kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "x",
             "split_sizes",
             "weight",
-        )
-    ]
+        ),
+    )
     support.opcheck("grouped_linear__bf16_backward", (dy, *saved, True, True, True))
 
 
@@ -219,9 +220,19 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 1474560
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.GroupedLinear(
+    layer: support.Layer = module.GroupedLinear(
         num_groups=4, in_features=64, out_features=40, bias=True, device="cpu"
     )
     tensors = make_inputs(torch.bfloat16, "cpu")
@@ -243,8 +254,49 @@ def test_inputs_are_tensors(given: object) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_module(device: str) -> None:
+def test_module_widens_narrow_inputs(device: str) -> None:
     layer = module.GroupedLinear(
+        num_groups=4, in_features=64, out_features=40, bias=True, device=device
+    )
+    tensors = make_inputs(torch.bfloat16, device)
+    narrow = {
+        "split_sizes": support.narrowed(tensors["split_sizes"]),
+    }
+    wide = {name: tensor.to(tensors[name].dtype) for name, tensor in narrow.items()}
+    with torch.no_grad():
+        y = layer(
+            *support.pick(
+                {**tensors, **narrow},
+                (
+                    "x",
+                    "split_sizes",
+                ),
+            )
+        )
+        assert torch.equal(
+            y,
+            layer(
+                *support.pick(
+                    {**tensors, **wide},
+                    (
+                        "x",
+                        "split_sizes",
+                    ),
+                )
+            ),
+        )
+
+
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.grouped_linear(**wide)
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_module(device: str) -> None:
+    layer: support.Layer = module.GroupedLinear(
         num_groups=4, in_features=64, out_features=40, bias=True, device=device
     )
     tensors = make_inputs(torch.bfloat16, device)
@@ -256,10 +308,14 @@ def test_module(device: str) -> None:
             "split_sizes",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -277,7 +333,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.GroupedLinear(
+    layer: support.Layer = module.GroupedLinear(
         num_groups=4, in_features=64, out_features=40, bias=True, device="meta"
     )
     if not layer.state_dict():

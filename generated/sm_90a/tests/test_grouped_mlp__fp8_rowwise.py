@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:c7b04a5e36ace792
+# checksum sha256:9ff8c59ff6434281
 """Tests of grouped_mlp__fp8_rowwise, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import grouped_mlp__fp8_rowwise as module
 from ..reference import grouped_mlp__fp8_rowwise as reference
@@ -44,7 +45,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     E = sizes["E"]
@@ -64,20 +65,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.grouped_mlp,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.grouped_mlp(**tensors)
@@ -243,9 +244,9 @@ def test_opcheck(device: str) -> None:
             )
         ),
     }
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "split_sizes",
             "probs",
             "h",
@@ -257,8 +258,8 @@ def test_opcheck(device: str) -> None:
             "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
-        )
-    ]
+        ),
+    )
     support.opcheck(
         "grouped_mlp__fp8_rowwise_backward", (dy, *saved, True, True, True, True, True, True)
     )
@@ -285,9 +286,21 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 4423680
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="cpu")
+    layer: support.Layer = module.GroupedMLP(
+        num_groups=4, hidden=64, intermediate=40, bias=True, device="cpu"
+    )
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -309,8 +322,52 @@ def test_inputs_are_tensors(given: object) -> None:
 
 
 @pytest.mark.parametrize("device", support.devices())
-def test_module(device: str) -> None:
+def test_module_widens_narrow_inputs(device: str) -> None:
     layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device=device)
+    tensors = make_inputs(torch.bfloat16, device)
+    narrow = {
+        "split_sizes": support.narrowed(tensors["split_sizes"]),
+        "probs": support.narrowed(tensors["probs"]),
+    }
+    wide = {name: tensor.to(tensors[name].dtype) for name, tensor in narrow.items()}
+    with torch.no_grad():
+        y = layer(
+            *support.pick(
+                {**tensors, **narrow},
+                (
+                    "x",
+                    "split_sizes",
+                    "probs",
+                ),
+            )
+        )
+        assert torch.equal(
+            y,
+            layer(
+                *support.pick(
+                    {**tensors, **wide},
+                    (
+                        "x",
+                        "split_sizes",
+                        "probs",
+                    ),
+                )
+            ),
+        )
+
+
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.grouped_mlp(**wide)
+
+
+@pytest.mark.parametrize("device", support.devices())
+def test_module(device: str) -> None:
+    layer: support.Layer = module.GroupedMLP(
+        num_groups=4, hidden=64, intermediate=40, bias=True, device=device
+    )
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -321,10 +378,14 @@ def test_module(device: str) -> None:
             "probs",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -340,7 +401,9 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.GroupedMLP(num_groups=4, hidden=64, intermediate=40, bias=True, device="meta")
+    layer: support.Layer = module.GroupedMLP(
+        num_groups=4, hidden=64, intermediate=40, bias=True, device="meta"
+    )
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

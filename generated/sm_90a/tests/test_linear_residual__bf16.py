@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:fa0e3f30cd21f1dd
+# checksum sha256:8351627835eaa16d
 """Tests of linear_residual__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from .. import linear_residual__bf16 as module
 from ..reference import linear_residual__bf16 as reference
@@ -34,7 +35,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     T = sizes["T"]
     K = sizes["K"]
@@ -48,20 +49,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.linear_residual,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.linear_residual(**tensors)
@@ -152,13 +153,13 @@ def test_opcheck(device: str) -> None:
     support.opcheck("linear_residual__bf16_forward", arguments)
     results = support.op("linear_residual__bf16_forward")(*arguments)
     kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = [
-        kept[name]
-        for name in (
+    saved = support.pick(
+        kept,
+        (
             "x",
             "fc_weight",
-        )
-    ]
+        ),
+    )
     support.opcheck("linear_residual__bf16_backward", (dy, *saved, True, True, True, True))
 
 
@@ -183,9 +184,21 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
 
 
+@pytest.mark.parametrize("device", support.devices())
+def test_flops_are_counted(device: str) -> None:
+    """Those of matrix multiplications, as PyTorch counts those of its own."""
+    tensors = make_inputs(torch.bfloat16, device)
+    dy = make_dy(tensors)
+    with FlopCounterMode(display=False) as counter:
+        run(tensors, dy)
+    assert counter.get_total_flops() == 4423680
+
+
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.LinearResidual(in_features=64, out_features=40, bias=True, device="cpu")
+    layer: support.Layer = module.LinearResidual(
+        in_features=64, out_features=40, bias=True, device="cpu"
+    )
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -204,9 +217,18 @@ def test_inputs_are_tensors(given: object) -> None:
             layer(*inputs)
 
 
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.linear_residual(**wide)
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_module(device: str) -> None:
-    layer = module.LinearResidual(in_features=64, out_features=40, bias=True, device=device)
+    layer: support.Layer = module.LinearResidual(
+        in_features=64, out_features=40, bias=True, device=device
+    )
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -216,10 +238,14 @@ def test_module(device: str) -> None:
             "residual",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -235,7 +261,9 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.LinearResidual(in_features=64, out_features=40, bias=True, device="meta")
+    layer: support.Layer = module.LinearResidual(
+        in_features=64, out_features=40, bias=True, device="meta"
+    )
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

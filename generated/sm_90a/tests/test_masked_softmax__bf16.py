@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/masked_softmax.yaml,
 #      specs/ops/masked_softmax.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:a24098d4c4d58222
+# checksum sha256:478340da8442de81
 """Tests of masked_softmax__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_inputs(
     splits: list[int] | None = None,
     sizes: dict[str, int] = SIZES,
     seed: int = 0,
-) -> dict[str, Tensor | None]:
+) -> support.Tensors:
     """Arguments of the function by name, optional ones included."""
     B = sizes["B"]
     H = sizes["H"]
@@ -42,20 +42,20 @@ def make_inputs(
 
 
 def run(
-    tensors: dict[str, Tensor | None],
+    tensors: support.Tensors,
     dy: Tensor,
     function: Callable[..., Tensor] = module.masked_softmax,
     wanted: Sequence[str] = WANTED,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, support.Tensors]:
     """The module's result and gradients, from the same state every time."""
-    leaves = {name: tensors[name].detach().requires_grad_() for name in wanted}
+    leaves: support.Tensors = {name: tensors[name].detach().requires_grad_() for name in wanted}
     given = support.fresh(tensors, STATES)
     y = function(**{**given, **leaves})
     gradients = torch.autograd.grad(y, list(leaves.values()), dy)
     return y, dict(zip(wanted, gradients, strict=True))
 
 
-def make_dy(tensors: dict[str, Tensor | None]) -> Tensor:
+def make_dy(tensors: support.Tensors) -> Tensor:
     """A random gradient of the result."""
     with torch.no_grad():
         y = module.masked_softmax(**tensors)
@@ -148,7 +148,7 @@ def test_opcheck(device: str) -> None:
     support.opcheck("masked_softmax__bf16_forward", arguments)
     results = support.op("masked_softmax__bf16_forward")(*arguments)
     kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = [kept[name] for name in ("y",)]
+    saved = support.pick(kept, ("y",))
     support.opcheck("masked_softmax__bf16_backward", (dy, *saved, 1.0))
 
 
@@ -175,7 +175,7 @@ def test_double_backward_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, [4, 4], 4.0], ids=["None", "list", "float"])
 def test_inputs_are_tensors(given: object) -> None:
-    layer = module.MaskedSoftmax()
+    layer: support.Layer = module.MaskedSoftmax()
     tensors = make_inputs(torch.bfloat16, "cpu")
     got = None if given is None else type(given).__name__
     for name in (
@@ -194,9 +194,16 @@ def test_inputs_are_tensors(given: object) -> None:
             layer(*inputs)
 
 
+def test_fp32_is_told_of_autocast() -> None:
+    tensors = make_inputs(torch.bfloat16, "cpu")
+    wide = {**tensors, "x": tensors["x"].float()}
+    with pytest.raises(RuntimeError, match=r"got float32\ncall it under torch\.autocast\(.cpu., "):
+        module.masked_softmax(**wide)
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_module(device: str) -> None:
-    layer = module.MaskedSoftmax()
+    layer: support.Layer = module.MaskedSoftmax()
     tensors = make_inputs(torch.bfloat16, device)
     tensors["x"].requires_grad_()
     inputs = [
@@ -206,10 +213,14 @@ def test_module(device: str) -> None:
             "mask",
         )
     ]
+    results = []
     for _ in range(2):
-        y = layer(*inputs)
-        y.sum().backward()
-    own = {name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()}
+        results.append(layer(*inputs))
+        results[-1].sum().backward()
+    y = results[-1]
+    own: support.Tensors = {
+        name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()
+    }
     for name, parameter in own.items():
         gradient = getattr(parameter, "main_grad", parameter.grad)
         assert gradient is not None and gradient.shape == parameter.shape, name
@@ -227,7 +238,7 @@ def test_module(device: str) -> None:
 
 
 def test_module_from_meta_equals_another() -> None:
-    layer = module.MaskedSoftmax()
+    layer: support.Layer = module.MaskedSoftmax()
     if not layer.state_dict():
         return
     layer.to_empty(device="cpu")

@@ -213,17 +213,19 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   uint32_t row = blockIdx.x * S::kRows + place.row;
   int64_t at = int64_t(row) * columns + place.column(0);
   const int64_t stride = int64_t(step) * columns;
-  Ring ring(shared, stages);
+  // Sums for the bias, where there are such, and behind them the ring.
+  float4* const bias_sums = reinterpret_cast<float4*>(shared);
+  const bool both = centred && wanted.both();
+  uint4* const rows_in_shared = shared + (both ? ColumnSums<S>::kBytes / int(sizeof(uint4)) : 0);
+  Ring ring(rows_in_shared, stages);
   for (int stage = 0; stage < stages; ++stage, ring.advance()) {
     ring.clear_no_columns(columns, place);
     if (row + stage * step < rows) ring.start(in, at + stage * stride, place);
     end_group_of_copies();
   }
-  float4* const sums_in_shared = reinterpret_cast<float4*>(shared);
-  float4* const bias_sums = sums_in_shared + stages * (Ring::kBytes / int(sizeof(float4)));
   const ColumnSums<S> of_bias(bias_sums, place);
   Values sums[S::kVectors] = {};  // for the weight, or else for the bias
-  if (centred && wanted.both()) {
+  if (both) {
 #pragma unroll
     for (int i = 0; i < S::kVectors; ++i) of_bias.set(i, Values{});
   }
@@ -251,7 +253,7 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
           const bool of_bias_alone = centred && !wanted.weight;
           sums[i].of[j] += of_bias_alone ? gradient.of[j] : gradient.of[j] * normed;
         }
-        if (centred && wanted.both()) of_bias.add(i, gradient);
+        if (both) of_bias.add(i, gradient);
       }
     }
     add_up<S>(means, across[turn]);
@@ -278,12 +280,13 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   if (wanted.count() == 0) return;
   __syncthreads();
   float* const to = in.partials + int64_t(blockIdx.x) * wanted.count() * columns;
+  float4* const sums_in_shared = reinterpret_cast<float4*>(rows_in_shared);
   const ColumnSums<S> of_all(sums_in_shared, place);
 #pragma unroll
   for (int i = 0; i < S::kVectors; ++i) of_all.set(i, sums[i]);
   __syncthreads();
   ColumnSums<S>::put(sums_in_shared, to, columns);
-  if (centred && wanted.both()) ColumnSums<S>::put(bias_sums, to + columns, columns);
+  if (both) ColumnSums<S>::put(bias_sums, to + columns, columns);
 }
 
 // dx of rows that no block can keep; a block has one row at a time, grid (rows).
