@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fusegen import cli
+from fusegen import __version__, cli
 from fusegen.build.sources import check_files, read_sources
 from fusegen.cli import ExitCode
 from fusegen.commands import build
@@ -520,6 +520,7 @@ def test_an_ejected_module_is_nobody_elses(new: Path) -> None:
     home = new / "ejected" / "silu__bf16"
     assert json.loads(done.stdout) == {
         "version": 1,
+        "fusegen": __version__,
         "ejected": [
             {
                 "bundle": "experts/cpu",
