@@ -35,7 +35,7 @@ def command(
 
     done = api.eject(dest, module, api.Folders(specs, templates))
     if as_json:
-        answer({"version": 1, "ejected": [each.to_json() for each in done]})
+        answer({"ejected": [each.to_json() for each in done]})
         return
     for each in done:
         click.echo(f"{each.cell} is yours: {each.folder}")

@@ -36,7 +36,7 @@ def command(
 
     found = api.status(dest, api.Folders(specs, templates))
     if as_json:
-        answer({"version": 1, **found.to_json()})
+        answer(found.to_json())
     else:
         for bundle in found.bundles:
             _show(bundle)
