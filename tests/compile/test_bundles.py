@@ -73,7 +73,7 @@ OTHERS = {
 }
 REGISTERS = {
     "sm_90a": {"/gemm_": 168, **OTHERS},
-    "sm_80": {"/gemm_": 255, "/quantize_e2m1_nv_1x16.": 128, **OTHERS},
+    "sm_80": {"/gemm_": 255, "/quantize_e2m1_nv_1x16.": 128, "/rotary_qkv.": 72, **OTHERS},
 }
 PEAK_BYTES_PER_UNIT = 4 << 30
 
@@ -217,7 +217,7 @@ def check_matrix_instructions(
             strange = [each for each in family.lacks if re.search(rf"\b{each}\.", text)]
             assert not missing and not strange, (name, missing, strange)
             # What is added to something is added by memory, or by warps in tiles of short groups.
-            added = re.search("StoreE[34]", name) is not None  # add, add_io of gemm.h
+            added = re.search("StoreE[67]", name) is not None  # add, add_io of gemm.h
             assert (added and "UTMASTG" in family.uses) == ("UTMAREDG" in text), name
 
 

@@ -40,7 +40,6 @@ GROUPED = {
 CHAINS = {
     "pointwise_add_3": "three_readers",
     "pointwise_add_2_float32_float32_float32": "weighted_twice",
-    "grouped_pointwise_add_2": "residual_experts",
     "pointwise_fork_forward": "fork",
     "pointwise_fork_backward": "fork",
     "pointwise_scale_columns_without_dshift_backward": "scale_columns",
@@ -72,6 +71,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     kernels = dict.fromkeys(UNITS, KERNELS)
     kernels |= dict.fromkeys(ALTERNATING, _alternating_kernels(folder))
     kernels |= {name: _grouped_kernels(folder / name, item) for name, item in GROUPED.items()}
+    kernels["grouped_pointwise_add_2"] = _grouped_sums(folder / "grouped_sums")
     modules = tuple(dict.fromkeys(CHAINS.values()))
     kernels |= dict.fromkeys(CHAINS, _kernels_of(folder / "chains", modules, SPECS))
     flags = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
@@ -128,7 +128,14 @@ def _grouped_kernels(folder: Path, item: str) -> Path:
     return _kernels_of(folder, ("toy",), folder / "specs")
 
 
-def _kernels_of(folder: Path, modules: tuple[str, ...], specs: Path) -> Path:
+def _grouped_sums(folder: Path) -> Path:
+    """Where units are of experts whose gradients are added by a kernel of its own."""
+    return _kernels_of(folder, ("residual_experts",), SPECS, no_fusions=("grouped_linear_add",))
+
+
+def _kernels_of(
+    folder: Path, modules: tuple[str, ...], specs: Path, no_fusions: tuple[str, ...] = ()
+) -> Path:
     """Where units are of modules that a folder of specs has."""
     request = api.Request(
         out=folder,
@@ -137,6 +144,7 @@ def _kernels_of(folder: Path, modules: tuple[str, ...], specs: Path) -> Path:
         recipes=("bf16",),
         namespace="fusegen",
         folders=api.Folders(specs=(specs,)),
+        no_fusions=no_fusions,
     )
     api.generate(request, api.Policy.WRITE)
     return folder / "sm_90a" / "csrc" / "kernels"
