@@ -73,7 +73,7 @@ OTHERS = {
 }
 REGISTERS = {
     "sm_90a": {"/gemm_": 168, **OTHERS},
-    "sm_80": {"/gemm_": 255, "/quantize_e2m1_nv_1x16.": 128, "/rotary_qkv.": 72, **OTHERS},
+    "sm_80": {"/gemm_": 255, "/quantize_e2m1_nv_1x16.": 128, "/rotary_qkv": 72, **OTHERS},
 }
 PEAK_BYTES_PER_UNIT = 4 << 30
 
