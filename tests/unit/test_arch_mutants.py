@@ -135,7 +135,11 @@ class Mutant:
         if self.followed:
             before, after = (_name(_at(each, self.path[:6])) for each in (self.subject.data, data))
             for rule in _at(data, self.path[:4])["select"]:
-                rule["use"] = after if rule["use"] == before else rule["use"]
+                if "use" in rule:
+                    rule["use"] = after if rule["use"] == before else rule["use"]
+                else:
+                    times = [(after if p == before else p, t) for p, t in rule["least"].items()]
+                    rule["least"] = dict(times)
         return data
 
 
@@ -422,7 +426,7 @@ def test_all_kinds_of_verdicts_occur() -> None:
         (("layout", "token_major"), False, Verdict.REFUSED),
         (("kernels", "quantize", "row_alignment"), 16, Verdict.REFUSED),
         (("kernels", "gemm_fp8_block_sm90", "accumulations", 0), "fast", Verdict.REFUSED),
-        (("kernels", "gemm_sm90", "kinds", "fprop", "select", 0, "when", "rows", "lt"), 1,
+        (("kernels", "gemm_sm90", "kinds", "fprop", "select", 1, "when", "rows", "lt"), 1,
          Verdict.TILES),
         (("summary",), "Another GPU", Verdict.PROSE),
         (("kernels", "gemm_sm90", "stores", 1), "nothing", Verdict.REFUSED),

@@ -217,7 +217,12 @@ def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _refuse_shared_keyword(function: _Function, name: str) -> None:
-    """An argument of the text's own is one that callers name, all but the first of a method."""
+    """An argument of the text's own is one that callers name, all but the first of a method.
+
+    PyTorch names none of ``setup_context``.
+    """
+    if function.name == "setup_context":
+        return
     arguments = function.args
     given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     own = [each.arg for index, each in enumerate(given) if index or each.arg not in ("self", "ctx")]
