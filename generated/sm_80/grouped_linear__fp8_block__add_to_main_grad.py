@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:052c89e99be362fa
+# checksum sha256:6fb4d8cdf950b0c1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "23b03235e3f252c3417208ef0d8d25fcf23a49e68a218038e64be9ba4f1f5e01"
+DIGEST = "a9c620a258af7a02947474928364e9dd36fe2b406f1b3930067234ce68e6845f"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:85a64eb061eda227
+# checksum sha256:5cef6c1718ff0320
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "7ddfd041553cc9cb3ce5d2dfb3939aac959ecbd8b7bc7589d86a4127a572aa37"
+DIGEST = "a02dbe05242f433cf0670b2a7243e72594207a85937e27d08075cc9c9505d490"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:62c2474a8527c691
+# checksum sha256:c112dfeaa8f5c7ee
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "11902ce36c6b752086b47fdfe09c3a069eb4b741fbf7799d04b54f60e16623fa"
+DIGEST = "b18f0696f4e20b23196199977f59efdf5cad939c6537822662b482808ccadef4"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

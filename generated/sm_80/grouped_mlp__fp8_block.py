@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:81c352b54008396e
+# checksum sha256:85f75b5dc2466b0e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "0bc70f6c45b11628d2906a727e343b048e59bdfa386b6546436661bf1ecc33d3"
+DIGEST = "469479c2c85bdccc00d36989f22c5bb9ed9b215e631aabbbbc47efbaaed09090"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6dbfc884e828d06f
+# checksum sha256:44c67dadeef036ce
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "35a06c296ce81ceae46414ba87ea0c48f786c60b9aa31277f954dd8e8b5fb4d6"
+DIGEST = "849e6160a269fd61f098977ed566e3451254bc611f3fb2803f88aa482f1094b3"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f14b4cd8bf3f4de9
+# checksum sha256:ba43ae901a7f78a2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "47569fa1eee38ee1ddb916b4f970cc307deb61e20789acbe990abfac68232d36"
+DIGEST = "349879a0da83f512631d9578c58b2e01e39a951287b10d5a65f5004ca7e6960a"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

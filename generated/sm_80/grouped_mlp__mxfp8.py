@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95916cde66cf3d07
+# checksum sha256:4dd5f3e00bcaba8a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "604e6f3028b20f7ab04e71ab65f588681ba360b7c6b7cff2c5f9cc1fc0fdc37c"
+DIGEST = "21c16c7387c3983f018a3a7b4e035bf090dce870c7b5271d811b14f4b887966b"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:600dfa5689ee52bc
+# checksum sha256:994eebe40cd2c28f
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "58e00cbceff0a29d52deef658c19bc780fd637e37007872f1c499c9d4a7b805d"
+DIGEST = "c80b24564294880c9dbb0b027e029ad46e731ea885da527dd9901cd3a04b7496"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:96102c0ac4152f3e
+# checksum sha256:2c1fe01800a284af
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "9b8b0e43ba181b4f745f1b9d45d431ad60386617b852b73ddb911caccdd9cb87"
+DIGEST = "a90378b4842015793e1ea55a992cf847da25cbdb3e405768a531185505a873b8"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7eb4ad81e86a4d71
+# checksum sha256:c0df15b224500453
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "a53f2f514e7c2514a1cc6acc995d0ec0d8bc82ba0eafd169ba60dbf4e35cb700"
+DIGEST = "c1bb6c5d93f4f197f99da06cfc1a95e8e750ef3aa98b396a86b1e52ee401c82e"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:45ea0987dbd25dab
+# checksum sha256:d2fc629b5c4b27bb
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "5fb2a57d37ac1bafb364dadaef3dc86f9947ed2735c546c7e441e6fbdda9a141"
+DIGEST = "e70352ab66bb4b4c4f5e4d2deb5f67fd21bf2521a900a20bb0e78a61853cb5ba"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a76680b45af24234
+# checksum sha256:b42c5192648fe2d6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "d19780e302355766b2f4bebc5b8ec8defffd0392a70bd134e15176f77324872c"
+DIGEST = "8a082aa337332d8d0d62807645e7dc623a4e9369599d7538509aade373e917a8"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6b9e4163e767c023
+# checksum sha256:42474fe629cbb610
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "f447b7cc8a39382df75a261ee99f403f606951df9548e19788e6399ec706dc6a"
+DIGEST = "c1b248f55ffa41b8b57b955fb9777b3a2e7f8d9b5f6cd4cb39cb0297d9cdfdff"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:54820caaa37acbf3
+# checksum sha256:95bb7614ec06ad65
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "14e0c2ff9ea3508ea3c0b6bd7b0feb9f72fecf7fcf72b60f050e25f46453b6a4"
+DIGEST = "3c11bc200c905d97351e83cef510ba69e28c7481a79b51db4710dfc0066be9c4"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:99299a556ad36930
+# checksum sha256:85650b6dc87336bc
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "c643f42281bb8ff7ae2b1a35bf0fbad0a9688e71f19028cef954399eec89b33e"
+DIGEST = "cd1730c676f170af30416df1458b91bc0a2fbb0cfb478eded197677cf4c798ef"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

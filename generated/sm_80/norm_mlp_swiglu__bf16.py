@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ad4c05f03e61cdaa
+# checksum sha256:1a16f2a0e5415d1e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "e107b5266e22a98afe15e21912045233a460c0ba378d636efd93954f79045277"
+DIGEST = "f3dae17b7ce6868367b56c761a6195f48655d214d1bcd2dcc5d88d612447864f"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ae53b3f2241406f9
+# checksum sha256:2a51199d4f51ddf2
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "16ddb5968f39283ae681744bec8fbb1ad288d5974b9d7b8db550145422382e83"
+DIGEST = "0564f4394fa1705cb34acf5a46b22c9dc69b4a218097592eabd75466a07df5ba"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

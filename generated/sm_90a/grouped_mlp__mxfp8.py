@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:64339773787f0cb5
+# checksum sha256:2f529daa54a9ccd4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "bb47dc808492344740bdd38bae61d0d24599aed3f553e8f3b49648d05820e179"
+DIGEST = "29ec6fbab6e5d73d0c2bc9e0ff9ebafa0c9ec41c9985faf15882172e6ed55074"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9d5dc684e8bb3cfd
+# checksum sha256:cfaa3ed79bedde63
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "45172657520c4403e89b0ee777671ae66a25c46cc95dde1f9946302e45fe07c7"
+DIGEST = "99cc05e35436e0170e08f5b9c92b088e356d56274fe5515ac62a31eb33c44610"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

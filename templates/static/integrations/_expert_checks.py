@@ -48,7 +48,7 @@ def check(experts: Experts, cell: Cell) -> None:
 
 def _refusal(experts: Experts, cell: Cell) -> str:
     """What the cell cannot compute of these experts, for people; empty where it can."""
-    if experts.has_post_expert_norm:
+    if getattr(experts, "has_post_expert_norm", False):  # which older releases do not have
         return "expected no norm behind each expert, got one"
     if cell.gated != experts.has_gate:
         return f"expected an activation {_gate(cell.gated)}, got one {_gate(experts.has_gate)}"

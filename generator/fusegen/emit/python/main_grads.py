@@ -65,4 +65,4 @@ def overwrite(plan: ModulePlan, parameter: str) -> str:
 
 def adds(plan: ModulePlan) -> bool:
     """Whether kernels add to buffers of the caller's; otherwise they replace what those hold."""
-    return any(step.input("accumulate") for step in plan.steps)
+    return any(step.input("accumulate") for step in plan.unmerged.steps)

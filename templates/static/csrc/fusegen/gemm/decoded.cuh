@@ -31,12 +31,12 @@ Status check_arguments(const DecodedGemmArguments& in) {
   if ((in.amax_a == nullptr) != (in.amax_b == nullptr)) {
     return {kInvalid, "amax_a and amax_b, or neither"};
   }
-  if ((in.scale_a == nullptr) != (of_a == EndScale::none)) {
-    return {kInvalid, "scale_a, unless a was decoded by its scales"};
-  }
-  if ((in.scale_b == nullptr) != (of_b == EndScale::none)) {
-    return {kInvalid, "scale_b, unless b was decoded by its scales"};
-  }
+  const auto agrees = [&](const float* scale, EndScale of) {
+    // Scales of no tokens are a tensor without elements, whose address is null.
+    return scale == nullptr ? of == EndScale::none || in.gemm.tokens == 0 : of != EndScale::none;
+  };
+  if (!agrees(in.scale_a, of_a)) return {kInvalid, "scale_a, unless a was decoded by its scales"};
+  if (!agrees(in.scale_b, of_b)) return {kInvalid, "scale_b, unless b was decoded by its scales"};
   constexpr bool kScales = of_a != EndScale::none || of_b != EndScale::none;
   if (kScales && in.amax_a != nullptr) return {kInvalid, "amaxes, or scales at the end"};
   return {};
