@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fb3f67692c3b7622
+# checksum sha256:feae761ee163df1b
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "160e80747926f6582b7478d97d69ab3bcce284ab217c699360dfc385b2e65103"
+DIGEST = "466925208fd7a84018eb1eda7bf09ebefe0b8248cf107869184c6550926d4281"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dc0d41b3254ad10b
+# checksum sha256:931c43c067e16bca
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "d79d43eaff94d76e31fb9e8721e1e1733f615ff164bdb3a2df20af6ddb5a2723"
+DIGEST = "ea8a14654e6b7a883079e059763abcd748c02642f562efbae4748235ccae6196"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

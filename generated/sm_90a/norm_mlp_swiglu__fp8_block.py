@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fcbab71daf8b7a18
+# checksum sha256:62f589510900eefe
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "22f687ee7371b56b418157d8479cc8341a73ebeb51f724c241fba5aaf22a912f"
+DIGEST = "712d94655e368974f040f4afcc5883440af8c1d4dca6c3b55743f309ad0ac98d"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:87e4a810bf0d6735
+# checksum sha256:205aed4de474ccd5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "04d12fa3348fb57dfa19f960e1dcc0789134951b8472e45ad83a2c32126d990d"
+DIGEST = "a69267c5afebe825e9ffad8622d55095c403b06b6221b9dcb1f86761ceeee15c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
