@@ -108,7 +108,7 @@ def test_every_key_of_every_kind_is_in_the_reference(kind: SpecKind) -> None:
         required
     )
     assert all(len(meaning) > 5 for *_, meaning in rows)
-    assert re.search(rf"```yaml\nedition: 1\n{kind.key}: \w+\n", section)
+    assert re.search(rf"```yaml\nedition: 2\n{kind.key}: \w+\n", section)
 
 
 def test_what_an_enum_or_a_bound_allows_is_in_the_reference() -> None:
