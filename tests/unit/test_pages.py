@@ -118,7 +118,7 @@ def test_what_an_enum_or_a_bound_allows_is_in_the_reference() -> None:
         "| `gemm` | a number between 0 and 1 | must be there |",
         "| `shape` | list of an integer or an expression of dimensions, such as `2 * D` |",
         "| `differentiable` | `true` or `false` | `true` |",
-        "| `edition` | `1` | must be there |",
+        "| `edition` | `2` | must be there |",
     ):
         assert f"\n{row} " in SPECS, row
 

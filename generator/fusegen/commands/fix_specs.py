@@ -95,7 +95,7 @@ def _specs(places: Sequence[Path], problems: list[Problem]) -> Iterator[tuple[Sp
             )
         if place.is_dir():
             for kind, path in spec_files(place, problems):
-                yield kind, path, display(path, resolve(place))
+                yield kind, path, display(path, place)
         elif not place.exists():
             problems.append(no_folder(place))
         elif place.suffix == ".yaml" and resolve(place).parent.name in kinds:
@@ -127,11 +127,11 @@ def rewrite_of(kind: SpecKind, path: Path, name: str) -> Rewrite | None:
     if wrong:
         raise SpecError(wrong)
     removed = [".".join(map(str, each.path)) for each in upgrade.changes if each.value is None]
-    after = _text(text, name, upgrade, source)
+    after = text_of(text, name, upgrade, source)
     return Rewrite(path, edition_of(content) or CURRENT, tuple(removed), text, after)
 
 
-def _text(text: str, name: str, upgrade: Upgrade, source: Source) -> str:
+def text_of(text: str, name: str, upgrade: Upgrade, source: Source) -> str:
     """The text in the current edition, which says what the upgraded document does."""
     by_hand = "edit the file by hand: remove the key, or set the edition, as docs/specs.md says"
     try:
