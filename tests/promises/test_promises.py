@@ -231,7 +231,18 @@ def test_specs_of_a_release_mean_what_they_meant(
     assert texts[0] == texts[1] and len(texts[0]) > 100
 
 
-# The change log
+# The pages
+
+
+def test_every_promise_names_its_test() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    named = {name for row in rows for name in re.findall(r"`(test_\w+)`", row.rpartition("|")[0])}
+    assert all(re.search(r"`test_\w+`|the same with", row) for row in rows) and len(rows) == 10
+    assert named <= {*globals()} and len(named) == 8
+    pages = {page for row in rows for page in re.findall(r"`(\w+\.txt)`", row)}
+    assert all((folder / page).is_file() for folder in RELEASES for page in pages)
+    assert len(pages) == 4
 
 
 def test_every_release_of_the_change_log_is_kept() -> None:

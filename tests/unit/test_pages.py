@@ -75,7 +75,7 @@ def anchors_of(page: Path) -> set[str]:
     return {anchor(line.lstrip("#")) for line in lines if line.startswith("#")}
 
 
-@pytest.mark.parametrize("name", [*pages.PAGES, "troubleshooting.md"])
+@pytest.mark.parametrize("name", [*pages.PAGES, "promises.md", "troubleshooting.md"])
 def test_links_lead_somewhere(name: str) -> None:
     text, anchors = (DOCS / name).read_text(encoding="utf-8"), anchors_of(DOCS / name)
     links = re.findall(r"\]\(([^)]+)\)", text)

@@ -151,12 +151,13 @@ def _replace(rewrite: Rewrite) -> None:
         staged = Path(scratch)
         try:
             with open(descriptor, "wb") as file:
-                file.write(rewrite.after.encode("utf-8"))
+                file.write(rewrite.after.encode())
+                file.flush()
+                os.fsync(file.fileno())
             shutil.copymode(target, staged)
-            if target.read_bytes() != rewrite.before.encode("utf-8"):
-                raise OSError(
-                    None, "was changed at this moment; run the command again", str(target)
-                )
+            if target.read_bytes() not in (rewrite.before.encode(), rewrite.after.encode()):
+                message = "was changed at this moment; run the command again"
+                raise OSError(None, message, str(target))
             os.replace(staged, target)
         finally:
             staged.unlink(missing_ok=True)
