@@ -97,7 +97,8 @@ def _api(cell: ModuleType) -> Iterator[str]:
     for each in _public(cell, inspect.isclass):
         if not issubclass(each, nn.Module):
             continue
-        yield f"{each.__name__}{inspect.signature(each)}"
+        own_words = inspect.signature(each) if "__init__" in vars(each) else "()"
+        yield f"{each.__name__}{own_words}"
         for name, method in sorted(vars(each).items()):
             method = getattr(method, "__func__", method)
             if inspect.isfunction(method) and not name.startswith("_"):
