@@ -132,7 +132,8 @@ def _verb(name: str) -> Iterator[str]:
     """A section: what `--help` says, with every parameter in a table."""
     found = program.get_command(click.Context(program), name)
     assert found is not None
-    context = click.Context(found, info_name=f"fusegen {name}")
+    settings = program.context_settings  # a command keeps the words of its first help
+    context = click.Context(found, info_name=f"fusegen {name}", **settings)
     yield f"## fusegen {name}"
     yield "```"
     yield " ".join(("fusegen", name, *found.collect_usage_pieces(context)))

@@ -372,6 +372,12 @@ def test_where_it_looks(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (mine.parent / "specs/ops" / path.name).read_text(encoding="utf-8") == CURRENT_OP
 
 
+def test_a_spec_folder_may_have_the_name_of_a_kind(mine: Path) -> None:
+    path = write(mine.parent / "ops", "ops", "pick", OP)
+    assert run("fix-specs", mine.parent / "ops").exit_code == ExitCode.OK
+    assert path.read_text(encoding="utf-8") == CURRENT_OP
+
+
 def test_schemas_for_editors_are_asked_for_where_there_are_some(mine: Path) -> None:
     write(mine, "ops", "pick", OP)
     (mine / "schema").mkdir()

@@ -88,7 +88,7 @@ def _specs(places: Sequence[Path], problems: list[Problem]) -> Iterator[tuple[Sp
     """Kind, file and name in messages of every spec at the places."""
     kinds = {kind.folder: kind for kind in SpecKind}
     for place in places:
-        if place.is_dir() and resolve(place).name in kinds:
+        if resolve(place).name in kinds and any(place.glob("*.yaml")):
             raise UsageError(
                 f"{place}: expected a spec folder or a spec, got a folder of {place.name} alone;"
                 f" name the spec folder, {place.parent}"
