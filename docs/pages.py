@@ -14,6 +14,7 @@ from fusegen.cli import TRACEBACK, program
 from fusegen.cli.exits import EXTENSION, INTERNAL, INTERRUPTED, MEANINGS, known_errors
 from fusegen.cli.output import JSON_VERSION
 from fusegen.cli.verbs import VERBS
+from fusegen.spec.editions import CURRENT, STEPS
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.reference import escaped, reference
 
@@ -47,11 +48,29 @@ def specs() -> Iterator[str]:
     yield "# yaml-language-server: $schema=../schema/recipe.schema.json"
     yield "```"
     yield "Anchors, aliases and tags of YAML are refused, and so are keys that nothing reads."
+    yield from editions()
     examples = {
         kind: (ROOT / "specs" / kind.folder / f"{name}.yaml").read_text("utf-8")
         for kind, name in EXAMPLES.items()
     }
     yield from reference(examples)
+
+
+def editions() -> Iterator[str]:
+    """What the editions of the format are."""
+    yield ""
+    yield "## Editions"
+    yield (
+        f"`edition` says which version of this format a file is of; the current one is {CURRENT}."
+        " Files of an older edition are read as if they were of the current one, with one warning"
+        " that names them, and mean what they meant. `fusegen fix-specs DIR` rewrites them:"
+        " comments, order and layout stay. A file of a newer edition is an error that asks for a"
+        " newer fusegen."
+    )
+    yield ""
+    yield "| edition | what it changed |"
+    yield "|---|---|"
+    yield from (f"| {step.edition} | {step.summary} |" for step in STEPS)
 
 
 # ---- the command line
@@ -113,7 +132,8 @@ def _verb(name: str) -> Iterator[str]:
     """A section: what `--help` says, with every parameter in a table."""
     found = program.get_command(click.Context(program), name)
     assert found is not None
-    context = click.Context(found, info_name=f"fusegen {name}")
+    settings = program.context_settings  # a command keeps the words of its first help
+    context = click.Context(found, info_name=f"fusegen {name}", **settings)
     yield f"## fusegen {name}"
     yield "```"
     yield " ".join(("fusegen", name, *found.collect_usage_pieces(context)))

@@ -21,7 +21,7 @@ _HALF_WIDTH = ("swiglu", "geglu")
 _PARTS = ("q", "k", "v")
 """What packed rows are parted into, of which two parts are rotated."""
 _SCALED = {"H": "scaled_srelu", "2 * H": "scaled_swiglu"}
-_DRAWN = "{shape: [2], dtype: int64, differentiable: false, drawn: true}"
+_DRAWN = "{shape: [2], dtype: int64, drawn: true}"
 
 
 @dataclass
@@ -142,11 +142,11 @@ def draw_chain(name: str, rng: Random) -> str:
     table = f"{{shape: [{rows}, P], dtype: float32, differentiable: false}}"
     symbols = f"T: tokens, {'E: groups, ' if sizes else ''}H: hidden{', P: pairs' * tables}"
     lines = [
-        f"edition: 1\nmodule: {name}\nclass: Drawn\nsummary: drawn at random",
+        f"edition: 2\nmodule: {name}\nclass: Drawn\nsummary: drawn at random",
         f"dims: {{{symbols}}}",
         f"inputs:\n  x: {{shape: [{rows}, H], role: input}}",
         *([f"  cos: {table}\n  sin: {table}"] if tables else []),
-        *(["  split_sizes: {shape: [E], dtype: int64, differentiable: false}"] if sizes else []),
+        *(["  split_sizes: {shape: [E], dtype: int64}"] if sizes else []),
         *(["  probs: {shape: [T], dtype: float32}"] if "probs" in items else []),
         *([f"  random: {_DRAWN}"] if "dropout" in items else []),
         f"outputs: [{', '.join(chain.outputs())}]\nchain:\n{items}\n",

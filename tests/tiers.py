@@ -45,6 +45,7 @@ FAST = Tier(
         "tests/errors",
         "tests/golden",
         "tests/numerics",
+        "tests/promises",
         "tests/generated/test_sampled_options.py",
         "generated/cpu/tests",
     ),
@@ -56,7 +57,7 @@ TIERS = (FAST, OPTIONS, KERNELS, GPU)
 ALL = (FAST, OPTIONS, KERNELS)
 """What CI runs."""
 
-SLOW_PLACES = ("tests/golden", "tests/unit", "generated/cpu/tests")
+SLOW_PLACES = ("tests/golden", "tests/promises", "tests/unit", "generated/cpu/tests")
 """Places of the fast tier some of whose tests are in the tier of options instead."""
 
 LONGEST = (

@@ -119,10 +119,10 @@ def _grouped_kernels(folder: Path, item: str) -> Path:
     width = "2 * H" if "swiglu" in item else "H"
     probs = "  probs: {shape: [T], dtype: float32}\n" if "probs" in item else ""
     (specs / "toy.yaml").write_text(
-        "edition: 1\nmodule: toy\nclass: Toy\nsummary: rows in groups\n"
+        "edition: 2\nmodule: toy\nclass: Toy\nsummary: rows in groups\n"
         "dims: {T: tokens, E: num_groups, H: hidden}\ninputs:\n"
         f"  x: {{shape: [T, {width}]}}\n"
-        "  split_sizes: {shape: [E], dtype: int64, differentiable: false}\n"
+        "  split_sizes: {shape: [E], dtype: int64}\n"
         f"{probs}chain:\n  - {item}\n  - {{op: grouped_linear, as: fc, dims: {{K: H, N: H}}}}\n"
     )
     return _kernels_of(folder, ("toy",), folder / "specs")

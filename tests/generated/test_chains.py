@@ -13,7 +13,7 @@ from fusegen.passes.pipeline import resolve
 
 from .loading import run_generated_tests
 
-DENSE = """edition: 1
+DENSE = """edition: 2
 module: {name}
 class: Deep
 summary: linear layers and activations by turns
@@ -21,20 +21,20 @@ dims: {{T: tokens, H: hidden}}
 inputs: {{x: {{shape: [T, H], role: input}}}}
 chain:
 """
-GROUPED = """edition: 1
+GROUPED = """edition: 2
 module: {name}
 class: Experts
 summary: rows in groups
 dims: {{T: tokens, E: num_groups, H: hidden, F: intermediate}}
 inputs:
   x: {{shape: [T, {width}], role: input}}
-  split_sizes: {{shape: [E], dtype: int64, differentiable: false}}
+  split_sizes: {{shape: [E], dtype: int64}}
   probs: {{shape: [T], dtype: float32}}
 chain:
 """
 SCALED = "  - {op: scaled_swiglu, as: act, with: {scales: probs}, dims: {D: %s}}\n"
 FC = "  - {op: grouped_linear, as: fc, dims: {K: H, N: %s}}\n"
-COSH = """edition: 1
+COSH = """edition: 2
 op: cosh
 summary: not 0 at 0
 dims: {T: rows, D: width}

@@ -14,7 +14,7 @@ from fusegen import api
 from .loading import LOAD
 
 OP = """\
-edition: 1
+edition: 2
 op: twist
 summary: y is made of x
 dims: {{T: elements}}
@@ -22,7 +22,7 @@ inputs: {{x: {{shape: [T...]}}}}
 outputs: {{y: {{shape: [T...]}}}}
 pointwise: {{y: {formula}}}
 """
-MODULE = "edition: 1\nmodule: twist\nclass: Twist\nop: twist\n"
+MODULE = "edition: 2\nmodule: twist\nclass: Twist\nop: twist\n"
 SQUARE, CUBE = "relu(x) ** 2", "relu(x) ** 3 + x"
 
 

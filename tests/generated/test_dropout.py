@@ -197,14 +197,14 @@ def test_one_bit_of_an_element_is_kept_for_the_gradient(module: Any) -> None:
 
 
 CHAIN = """\
-edition: 1
+edition: 2
 module: linear_dropout
 class: LinearDropout
 summary: A linear layer and dropout behind it
 dims: {T: tokens, K: in_features, N: out_features}
 inputs:
   x: {shape: [T..., K], role: input}
-  random: {shape: [2], dtype: int64, differentiable: false, drawn: true}
+  random: {shape: [2], dtype: int64, drawn: true}
 chain:
   - {op: linear, as: fc}
   - {op: dropout, as: drop, dims: {D: N}, attributes: {p: 0.25}}

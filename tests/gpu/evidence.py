@@ -22,6 +22,7 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
 from fusegen.spec.cells import with_options
 from fusegen.spec.chains import chain_of
+from fusegen.spec.editions import CURRENT
 from fusegen.spec.fusion import MERGES
 from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import modules_with
@@ -210,14 +211,14 @@ def _expert(specs: SpecSet, activation: str) -> dict[str, Any]:
     first = next(iter(specs.ops[activation].inputs.values()))
     width = "2 * F" if first.halves else "F"
     return {
-        "edition": 1,
+        "edition": CURRENT,
         "module": f"expert_{activation}",
         "class": f"Expert{activation.title().replace('_', '')}",
         "summary": f"Two GEMMs with {activation} between them",
         "dims": {"T": "tokens", "E": "num_groups", "H": "hidden", "F": "intermediate"},
         "inputs": {
             "x": {"shape": ["T", "H"], "role": "input"},
-            "split_sizes": {"shape": ["E"], "dtype": "int64", "differentiable": False},
+            "split_sizes": {"shape": ["E"], "dtype": "int64"},
         },
         "chain": [
             {"op": "grouped_linear", "as": "fc1", "out": "h", "dims": {"K": "H", "N": width}},

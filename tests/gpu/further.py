@@ -14,6 +14,7 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
+from fusegen.spec.editions import CURRENT
 from fusegen.spec.load import SpecSet
 
 
@@ -56,7 +57,7 @@ def _targets(out: Path, cells: Mapping[str, Iterable[Cell]]) -> Iterator[str]:
             grouped.setdefault((arch, cell.module, cell.options), []).append(cell.recipe)
     for index, ((arch, module, options), recipes) in enumerate(grouped.items()):
         name = f"{out.name}_{index}"
-        target = {"edition": 1, "target": name, "summary": "Cells for the GPU run alone"}
+        target = {"edition": CURRENT, "target": name, "summary": "Cells for the GPU run alone"}
         chosen = {"archs": [arch], "modules": [module], "recipes": recipes}
         path = specs_of(out) / "targets" / f"{name}.yaml"
         write_yaml(path, {**target, **chosen, "options": list(options)})

@@ -15,7 +15,7 @@ from fusegen import api
 from fusegen.ir.plan import Status
 
 BLOCKS_OF_64 = """\
-edition: 1
+edition: 2
 recipe: fp8_block64
 summary: FP8 with one scale per 1x64 of activations and gradients and per 64x64 of weights
 source: a variation of DeepSeek-V3's blocks
@@ -36,7 +36,7 @@ roles:
     scale: {dtype: float32, rule: max_over_amax, round: pow2_down}
 """
 MX_FLOOR = """\
-edition: 1
+edition: 2
 recipe: mxfp8_floor
 summary: MXFP8 with exponents rounded down, as the OCP specification says
 source: OCP Microscaling Formats (MX) v1.0

@@ -103,7 +103,7 @@ def test_a_further_name_of_a_tensor_takes_no_step() -> None:
     assert "pointwise_make_extra_output_without_y_forward" in kernels
 
 
-NAMED_TWICE = """edition: 1
+NAMED_TWICE = """edition: 2
 module: drawn
 class: Drawn
 summary: one tensor under three names, of which two are returned
@@ -141,7 +141,7 @@ def test_other_dimensions_are_the_same_memory_and_saved_once() -> None:
     assert {"joined", "heads"} <= {*again}
 
 
-CUT = """edition: 1
+CUT = """edition: 2
 module: drawn
 class: Drawn
 summary: an input in other dimensions, and nothing else
@@ -159,7 +159,7 @@ def test_an_input_in_other_dimensions_is_copied(tmp_path: Path) -> None:
         assert not shared_memory(plan, program)
 
 
-TWICE = """edition: 1
+TWICE = """edition: 2
 module: drawn
 class: Drawn
 summary: a tensor in other dimensions for an op, and in others for the caller
@@ -252,7 +252,7 @@ def test_attributes_reach_steps_as_scalars_or_values() -> None:
     assert [(each.name, each.default) for each in plan.attributes] == [("act_eps", 0.125)]
 
 
-HALF_USED = """edition: 1
+HALF_USED = """edition: 2
 module: drawn
 class: Drawn
 summary: one of two results has no gradient, as only a constant is made of it
@@ -262,7 +262,7 @@ chain:
   - {op: fork, as: fork, out: {open: o, closed: c}, dims: {D: H}}
   - {op: masked, as: act, with: {mask: c}, dims: {D: H}}
 """
-MASKED = """edition: 1
+MASKED = """edition: 2
 op: masked
 summary: x where the mask, a constant, is not 0
 dims: {T: rows, D: width}

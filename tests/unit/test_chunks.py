@@ -48,7 +48,7 @@ def changed(folder: Path, *changes: tuple[str, str]) -> SpecSet:
     for old, new in changes:
         assert old in op, old
         op = op.replace(old, new)
-    module = "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n"
+    module = "edition: 2\nmodule: toy\nclass: Toy\nop: toy\n"
     for kind, text_ in (("ops", op), ("modules", module)):
         (folder / kind).mkdir()
         (folder / kind / "toy.yaml").write_text(text_, encoding="utf-8")
@@ -167,9 +167,9 @@ def test_other_steps_stand_around_a_loop(tmp_path: Path) -> None:
     """What gives its operands comes before it, and what reads its results behind it."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "head.yaml").write_text(
-        "edition: 1\nmodule: head\nclass: Head\nsummary: a norm and a head\n"
+        "edition: 2\nmodule: head\nclass: Head\nsummary: a norm and a head\n"
         "dims: {T: tokens, H: hidden, V: vocabulary}\n"
-        "inputs: {x: {shape: [T, H]}, targets: {shape: [T], dtype: int64, differentiable: false}}\n"
+        "inputs: {x: {shape: [T, H]}, targets: {shape: [T], dtype: int64}}\n"
         "chain:\n"
         "  - {op: rms_norm, as: norm, dims: {D: H}}\n"
         "  - {op: linear_cross_entropy, as: head}\n",
@@ -189,9 +189,9 @@ def test_every_head_has_a_loop_of_its_own(tmp_path: Path) -> None:
     """Two of one x: neither waits for the other, and gradients of x are added up behind them."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "heads.yaml").write_text(
-        "edition: 1\nmodule: heads\nclass: Heads\nsummary: two heads\n"
+        "edition: 2\nmodule: heads\nclass: Heads\nsummary: two heads\n"
         "dims: {T: tokens, H: hidden, V: vocabulary}\n"
-        "inputs: {x: {shape: [T, H]}, targets: {shape: [T], dtype: int64, differentiable: false}}\n"
+        "inputs: {x: {shape: [T, H]}, targets: {shape: [T], dtype: int64}}\n"
         "chain:\n"
         "  - {op: linear_cross_entropy, as: near, out: first_loss}\n"
         "  - {op: linear_cross_entropy, as: far, out: second_loss, with: {x: x}}\n"

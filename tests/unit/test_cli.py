@@ -178,7 +178,7 @@ def test_the_latest_arch_that_a_gpu_runs_serves_it(
 
 def test_bad_specs() -> None:
     Path("mine/recipes").mkdir(parents=True)
-    Path("mine/recipes/toy.yaml").write_text("edition: 1\nrecipe: toy\ncolour: red\n")
+    Path("mine/recipes/toy.yaml").write_text("edition: 2\nrecipe: toy\ncolour: red\n")
     done = run("validate", "--specs", "mine")
     assert done.stdout == ""
     assert "mine/recipes/toy.yaml:3:1: unknown key 'colour'" in done.stderr
@@ -211,9 +211,9 @@ def test_every_command_that_a_message_names_exists(bundle: Path) -> None:
     folders = (root / "generator" / "fusegen", root / "templates")
     files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".j2", ".h", ".cuh")]
     texts = [path.read_text() for path in files]
-    named = {word for text in texts for word in re.findall(r"`fusegen ([a-z]+)", text)}
+    named = {word for text in texts for word in re.findall(r"`fusegen ([a-z][a-z-]*)", text)}
     named |= {
-        word for text in texts for word in re.findall(r"(?:run|build|it): fusegen (\w+)", text)
+        word for text in texts for word in re.findall(r"(?:run|build|it): fusegen ([\w-]+)", text)
     }
     assert {"generate", "build"} <= named <= set(COMMANDS)
 
@@ -619,7 +619,7 @@ def test_check_inside_the_checkout_covers_the_schemas(
 # Specs of which some are wrong
 
 BAD_OP = """\
-edition: 1
+edition: 2
 op: bad
 summary: It names a function that there is not
 dims: {T: elements}
@@ -632,11 +632,11 @@ SPECS = {
     "ops/bad.yaml": BAD_OP,
     "ops/good.yaml": GOOD_OP,
     "ops/notes.txt": "no spec",
-    "modules/bad.yaml": "edition: 1\nmodule: bad\nclass: Bad\nop: bad\n",
-    "modules/good.yaml": "edition: 1\nmodule: good\nclass: Good\nop: good\n",
+    "modules/bad.yaml": "edition: 2\nmodule: bad\nclass: Bad\nop: bad\n",
+    "modules/good.yaml": "edition: 2\nmodule: good\nclass: Good\nop: good\n",
     "recipes/torn.yaml": "edition: [",
     "targets/all_mine.yaml": (
-        "edition: 1\ntarget: all_mine\nsummary: Mine\n"
+        "edition: 2\ntarget: all_mine\nsummary: Mine\n"
         "archs: [cpu]\nmodules: [good, bad]\nrecipes: [bf16]\n"
     ),
 }

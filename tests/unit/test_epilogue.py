@@ -46,7 +46,7 @@ FIRED = {
     "three_readers": {ACTIVATED},
 }
 """Fusions of GEMMs that apply to a module, whatever the recipe."""
-HEAD = """edition: 1
+HEAD = """edition: 2
 module: {name}
 class: Toy
 summary: toy

@@ -26,7 +26,7 @@ from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec
 from fusegen.steps.snapshot import SNAPSHOT
 
-MLP = """edition: 1
+MLP = """edition: 2
 module: toy
 class: Toy
 summary: two GEMMs and an activation
@@ -37,7 +37,7 @@ chain:
   - {op: swiglu, as: act, out: a, dims: {D: F}}
   - {op: linear, as: fc2, dims: {K: F, N: H}}
 """
-FUSION = """edition: 1
+FUSION = """edition: 2
 fusion: {name}
 pass: {stage}
 summary: toy

@@ -122,7 +122,7 @@ def rendered(
     specs, problems = with_spec(tmp_path, kind, "toy", text)
     assert not problems, problems
     if kind is SpecKind.OPS:
-        text = "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n"
+        text = "edition: 2\nmodule: toy\nclass: Toy\nop: toy\n"
         own = tmp_path / "modules"
         own.mkdir()
         (own / "toy.yaml").write_text(text, encoding="utf-8")
@@ -148,7 +148,7 @@ def test_a_chain_of_seven_dimensions_and_sixty_states(tmp_path: Path, recipe: st
         for i, (a, b) in enumerate(pairwise(sizes))
     )
     text = (
-        f"edition: 1\nmodule: toy\nclass: Toy\nsummary: toy\ndims: {{T: tokens, {dims}}}\n"
+        f"edition: 2\nmodule: toy\nclass: Toy\nsummary: toy\ndims: {{T: tokens, {dims}}}\n"
         f"inputs: {{x: {{shape: [T..., A]}}}}\nchain:\n{items}"
     )
     rendered(tmp_path, SpecKind.MODULES, text, recipe)
@@ -156,7 +156,7 @@ def test_a_chain_of_seven_dimensions_and_sixty_states(tmp_path: Path, recipe: st
 
 def test_a_tensor_that_has_one_size_twice(tmp_path: Path) -> None:
     text = (
-        "edition: 1\nop: toy\nsummary: toy\ndims: {T: rows, D: width}\n"
+        "edition: 2\nop: toy\nsummary: toy\ndims: {T: rows, D: width}\n"
         "inputs: {x: {shape: [T, D, D]}, z: {shape: [T, D, D]}}\n"
         "outputs: {y: {shape: [T, D, D]}}\npointwise: {y: x * z}\n"
     )
@@ -165,7 +165,7 @@ def test_a_tensor_that_has_one_size_twice(tmp_path: Path) -> None:
 
 def test_a_size_with_brackets(tmp_path: Path) -> None:
     text = (
-        "edition: 1\nop: toy\nsummary: toy\ndims: {T: rows, D: width}\n"
+        "edition: 2\nop: toy\nsummary: toy\ndims: {T: rows, D: width}\n"
         "inputs: {x: {shape: [T..., 2 * (2 * D)], halves: [a, b]}}\n"
         "parameters: {w: {shape: [2 * D], broadcast: column, differentiable: false}}\n"
         "outputs: {y: {shape: [T..., 2 * D]}}\npointwise: {y: a * b * w}\n"
@@ -175,7 +175,7 @@ def test_a_size_with_brackets(tmp_path: Path) -> None:
 
 def test_an_identity_of_a_tensor_without_a_role(tmp_path: Path) -> None:
     text = (
-        "edition: 1\nmodule: toy\nclass: Toy\nsummary: toy\ndims: {T: tokens, N: width}\n"
+        "edition: 2\nmodule: toy\nclass: Toy\nsummary: toy\ndims: {T: tokens, N: width}\n"
         "inputs: {x: {shape: [T, N]}}\nchain: [{op: quantize, as: q, dims: {K: N}}]\n"
     )
     rendered(tmp_path, SpecKind.MODULES, text, "fp8_block")

@@ -314,7 +314,7 @@ def test_modules_of_every_form_generate_under_any_names(
 def test_operands_of_an_op_may_be_called_what_others_are(tmp_path: Path, packages: Path) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "crossed.yaml").write_text(
-        "edition: 1\nmodule: crossed\nclass: Crossed\nsummary: Names of an op, crossed\n"
+        "edition: 2\nmodule: crossed\nclass: Crossed\nsummary: Names of an op, crossed\n"
         "dims: {T: tokens, D: width}\n"
         "inputs: {scales: {shape: [T, 2 * D]}, gate: {shape: [T], dtype: float32}}\n"
         "chain: [{op: scaled_clamped_qgeglu, with: {x: scales, scales: gate}}]\n",

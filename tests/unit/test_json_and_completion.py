@@ -98,7 +98,7 @@ def test_an_error_is_data(words: list[str], kind: str, message: str) -> None:
 
 def test_what_is_wrong_with_specs_has_its_places() -> None:
     Path("mine/recipes").mkdir(parents=True)
-    text = "edition: 1\nrecipe: toy\ncolour: red\n"
+    text = "edition: 2\nrecipe: toy\ncolour: red\n"
     Path("mine/recipes/toy.yaml").write_text(text, encoding="utf-8")
     words = ("--module", "linear", "--recipe", "toy", "--arch", "cpu", "--specs", "mine")
     found = error_of("generate", *words)
@@ -209,7 +209,7 @@ def test_completions_say_what_they_stand_for() -> None:
 
 def test_specs_of_the_line_are_completed_and_what_is_wrong_is_left_out() -> None:
     assert run("new", "recipe", "mine").exit_code == 0
-    Path("specs/recipes/wrong.yaml").write_text("edition: 1\n", encoding="utf-8")
+    Path("specs/recipes/wrong.yaml").write_text("edition: 2\n", encoding="utf-8")
     line = "fusegen generate --specs specs --recipe "
     assert "mine" in completed(line) and "wrong" not in completed(line)
     assert "mine" not in completed("fusegen generate --recipe ")

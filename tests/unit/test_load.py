@@ -16,7 +16,7 @@ from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import parse_spec
 from fusegen.spec.op import OpSpec
 
-OP = """edition: 1
+OP = """edition: 2
 op: {name}
 summary: y = x
 dims: {{T: rows}}
@@ -55,7 +55,7 @@ def test_specs_cannot_be_changed() -> None:
 
 def test_a_layer_adds_and_builds_on_the_ones_before(tmp_path: Path) -> None:
     write(tmp_path / "mine", "ops", "half", OP.format(name="half", expression="x * 0.5"))
-    write(tmp_path / "mine", "modules", "both", """edition: 1
+    write(tmp_path / "mine", "modules", "both", """edition: 2
 module: both
 class: Both
 summary: half of silu
@@ -100,12 +100,12 @@ def test_a_broken_file_hides_no_problem_and_invents_none(tmp_path: Path) -> None
         mine,
         "ops",
         "toy",
-        OP.format(name="toy", expression="x").replace("edition: 1", "edition: 9"),
+        OP.format(name="toy", expression="x").replace("edition: 2", "edition: 9"),
     )
-    write(mine, "modules", "toy", "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n")
+    write(mine, "modules", "toy", "edition: 2\nmodule: toy\nclass: Toy\nop: toy\n")
     with pytest.raises(SpecError) as error:
         load([mine])
-    assert str(error.value) == "mine/ops/toy.yaml:1:1: expected 1, got 9"
+    assert str(error.value).startswith("mine/ops/toy.yaml:1:1: edition 9 is newer than edition 2")
 
 
 def test_one_file_by_itself(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fusegen.steps.definition import Reference, StepDef
 
 SPECS = load([builtin_specs()])
 OP = """\
-edition: 1
+edition: 2
 op: toy
 summary: y = x in fp32
 dims: {T: rows, D: width}
@@ -87,7 +87,7 @@ def test_an_op_that_nothing_tells_the_type_of_is_refused(
     monkeypatch.setitem(BY_NAME, kind.name, kind)
     for folder, text in (
         ("ops", OP),
-        ("modules", "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n"),
+        ("modules", "edition: 2\nmodule: toy\nclass: Toy\nop: toy\n"),
     ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "toy.yaml").write_text(text, encoding="utf-8")
@@ -119,14 +119,14 @@ def test_rows_of_other_lengths_are_refused() -> None:
 
 
 GROUPED = """\
-edition: 1
+edition: 2
 module: router
 class: Router
 summary: Experts and a softmax of what they give
 dims: {T: tokens, E: num_groups, H: hidden, F: wide}
 inputs:
   x: {shape: [T, H], role: input}
-  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+  split_sizes: {shape: [E], dtype: int64}
 chain:
   - {op: grouped_linear, as: fc, dims: {K: H, N: F}}
   - {op: softmax, as: probs, dims: {D: F}}

@@ -50,7 +50,7 @@ def said(plan: ModulePlan, rule: str) -> list[str]:
 def with_module(folder: Path, text: str) -> SpecSet:
     """The built-in specs and the module ``toy``."""
     (folder / "modules").mkdir()
-    head = "edition: 1\nmodule: toy\nclass: Toy\nsummary: toy\n"
+    head = "edition: 2\nmodule: toy\nclass: Toy\nsummary: toy\n"
     (folder / "modules" / "toy.yaml").write_text(head + text, encoding="utf-8")
     return load([builtin_specs(), folder])
 

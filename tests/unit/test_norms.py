@@ -24,7 +24,7 @@ SPECS = load([builtin_specs()])
 OPS = ("rms_norm", "layer_norm", "l2_normalization")
 GPUS = ("sm_90a", "sm_80")
 CHAIN = """\
-edition: 1
+edition: 2
 module: norm_linear
 class: NormLinear
 summary: A norm and the linear layer behind it
@@ -111,7 +111,7 @@ def test_statistics_are_saved_beside_what_the_caller_has(module: str) -> None:
 
 
 SEQUENCES = """\
-edition: 1
+edition: 2
 op: toy
 summary: y = x * rsqrt(sum(x squared) + 1e-6) of each token
 dims: {B: batch, S: sequence, D: width}
@@ -129,7 +129,7 @@ def test_a_statistic_has_no_rows_that_must_be_aligned(tmp_path: Path) -> None:
     """Of a batch of sequences it has a number for each token, however long the sequences are."""
     for folder, text in (
         ("ops", SEQUENCES),
-        ("modules", "edition: 1\nmodule: toy\nclass: Toy\nop: toy\n"),
+        ("modules", "edition: 2\nmodule: toy\nclass: Toy\nop: toy\n"),
     ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "toy.yaml").write_text(text, encoding="utf-8")
@@ -161,14 +161,14 @@ def test_a_norm_starts_with_a_gain_of_one(centered: str, init: Init, tmp_path: P
 
 
 GROUPED = """\
-edition: 1
+edition: 2
 module: experts
 class: Experts
 summary: A norm and the experts behind it
 dims: {T: tokens, E: num_groups, H: hidden, F: wide}
 inputs:
   x: {shape: [T, H], role: input}
-  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+  split_sizes: {shape: [E], dtype: int64}
 chain:
   - {op: rms_norm, as: norm, dims: {D: H}}
   - {op: grouped_linear, as: fc, dims: {K: H, N: F}}

@@ -210,7 +210,7 @@ def test_the_order_of_names_is_the_registrys() -> None:
 
 
 def test_a_module_may_have_less(tmp_path: Path) -> None:
-    toy = "edition: 1\nmodule: toy\nclass: Toy\nop: swiglu\nwithout: [glu_interleave]\n"
+    toy = "edition: 2\nmodule: toy\nclass: Toy\nop: swiglu\nwithout: [glu_interleave]\n"
     specs = written(tmp_path, toy=toy)
     reason = "module 'toy' offers no option 'interleaved_32': its spec says without: [glu_inter"
     with pytest.raises(UsageError, match=re.escape(reason)):
@@ -298,7 +298,7 @@ def test_a_variant_is_the_module_that_it_would_be_written_out(tmp_path: Path) ->
     chain = """dims: {T: tokens, E: num_groups, H: hidden, F: intermediate}
 inputs:
   x: {shape: [T, H], role: input}
-  split_sizes: {shape: [E], dtype: int64, differentiable: false}
+  split_sizes: {shape: [E], dtype: int64}
   probs: {shape: [T], dtype: float32}
 chain:
   - {op: grouped_linear, as: fc1, out: h, dims: {K: H, N: F}}
@@ -306,7 +306,7 @@ chain:
   - {op: grouped_linear, as: fc2, dims: {K: F, N: H}}
 """
     variant = SPECS.modules["grouped_mlp_srelu"]
-    toy = f"edition: 1\nmodule: toy\nclass: {variant.class_}\nsummary: {variant.summary}\n{chain}"
+    toy = f"edition: 2\nmodule: toy\nclass: {variant.class_}\nsummary: {variant.summary}\n{chain}"
     module = written(tmp_path, toy=toy).modules["toy"]
     assert (module.class_, module.summary, module.dims, module.inputs, module.chain) == (
         *(variant.class_, variant.summary, variant.dims, variant.inputs, variant.chain),
@@ -314,7 +314,7 @@ chain:
 
 
 def test_a_variant_is_read_from_the_file_of_its_module(tmp_path: Path) -> None:
-    toy = """edition: 1
+    toy = """edition: 2
 module: toy
 class: Toy
 summary: toy

@@ -13,20 +13,20 @@ from fusegen.ir.step import Step
 from fusegen.passes.pipeline import resolve
 from fusegen.steps.pointwise import ROW_GROUPS
 
-MODULE = """edition: 1
+MODULE = """edition: 2
 module: {name}
 class: Toy
 summary: rows in groups
 dims: {{T: tokens, E: num_groups, H: hidden}}
 inputs:
   x: {{shape: [T, {width}]}}
-  sizes: {{shape: [E], dtype: int64, differentiable: false}}
+  sizes: {{shape: [E], dtype: int64}}
   probs: {{shape: [T], dtype: float32}}
 chain:
 """
 FC = "  - {op: grouped_linear, as: fc, with: {split_sizes: sizes}, dims: {K: H, N: 2 * H}}\n"
 ACT = "  - {op: scaled_swiglu, as: act, with: {scales: probs}, dims: {D: H}}\n"
-COSH = """edition: 1
+COSH = """edition: 2
 op: cosh
 summary: not 0 at 0
 dims: {T: rows, D: width}
@@ -34,7 +34,7 @@ inputs: {x: {shape: [T..., D]}}
 outputs: {y: {shape: [T..., D]}}
 pointwise: {y: (exp(x) + exp(-x)) / 2}
 """
-CUBE = """edition: 1
+CUBE = """edition: 2
 op: cube
 summary: three dimensions
 dims: {T: rows, A: first, B: second}

@@ -75,7 +75,7 @@ def anchors_of(page: Path) -> set[str]:
     return {anchor(line.lstrip("#")) for line in lines if line.startswith("#")}
 
 
-@pytest.mark.parametrize("name", [*pages.PAGES, "troubleshooting.md"])
+@pytest.mark.parametrize("name", [*pages.PAGES, "promises.md", "troubleshooting.md"])
 def test_links_lead_somewhere(name: str) -> None:
     text, anchors = (DOCS / name).read_text(encoding="utf-8"), anchors_of(DOCS / name)
     links = re.findall(r"\]\(([^)]+)\)", text)
@@ -108,7 +108,7 @@ def test_every_key_of_every_kind_is_in_the_reference(kind: SpecKind) -> None:
         required
     )
     assert all(len(meaning) > 5 for *_, meaning in rows)
-    assert re.search(rf"```yaml\nedition: 1\n{kind.key}: \w+\n", section)
+    assert re.search(rf"```yaml\nedition: 2\n{kind.key}: \w+\n", section)
 
 
 def test_what_an_enum_or_a_bound_allows_is_in_the_reference() -> None:
@@ -118,7 +118,7 @@ def test_what_an_enum_or_a_bound_allows_is_in_the_reference() -> None:
         "| `gemm` | a number between 0 and 1 | must be there |",
         "| `shape` | list of an integer or an expression of dimensions, such as `2 * D` |",
         "| `differentiable` | `true` or `false` | `true` |",
-        "| `edition` | `1` | must be there |",
+        "| `edition` | `2` | must be there |",
     ):
         assert f"\n{row} " in SPECS, row
 

@@ -183,7 +183,7 @@ def test_explain_and_the_launcher_tell_of_it() -> None:
 
 # Other modules and recipes
 
-CHAIN = """edition: 1
+CHAIN = """edition: 2
 module: toy
 class: Toy
 summary: toy
@@ -208,7 +208,7 @@ def layer(tmp_path: Path, items: tuple[str, ...], **recipes: str) -> SpecSet:
 FIRST = "op: linear, as: one, dims: {K: H, N: H}"
 SECOND = "op: linear, as: two, dims: {K: H, N: H}"
 WAVE = "op: wave, as: {name}, dims: {{D: H}}"
-OP = """edition: 1
+OP = """edition: 2
 op: wave
 summary: toy
 dims: {T: rows, D: width}

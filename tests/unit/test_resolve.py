@@ -615,15 +615,15 @@ def reasons(specs: SpecSet, module: str, *, recipe: str = RECIPE, arch: str = "c
     return [cell.reason for cell in resolve(specs, arch, [Cell(module, recipe)]).unsupported]
 
 
-OP = """edition: 1
+OP = """edition: 2
 op: {name}
 summary: toy
 dims: {{T: rows, D: width}}
 inputs: {{x: {{shape: [T..., D]}}}}
 outputs: {{y: {{shape: [T..., D]}}}}
 """
-MODULE = "edition: 1\nmodule: {name}\nclass: Toy\nop: {name}\n"
-CHAIN = """edition: 1
+MODULE = "edition: 2\nmodule: {name}\nclass: Toy\nop: {name}\n"
+CHAIN = """edition: 2
 module: {name}
 class: Toy
 summary: toy
@@ -653,7 +653,7 @@ def test_a_recipe_that_quantises_half_a_gemm(tmp_path: Path) -> None:
 
 def test_an_arch_without_the_kernels(tmp_path: Path) -> None:
     arch = (
-        "edition: 1\narch: sm_100\nsummary: toy\ncapability: [10, 0]\n"
+        "edition: 2\narch: sm_100\nsummary: toy\n"
         'gencode: "arch=compute_100,code=sm_100"\ntoolkit: "12.9"\nkernels:\n'
         "  pointwise: {implements: [pointwise, pointwise_grad]}\n"
         "  gemms: {implements: [grouped_gemm]}\n"

@@ -106,7 +106,6 @@ def test_a_copy_of_an_arch_has_the_kernels_that_it_can_run(tmp_path: Path, name:
     hopper = yaml.safe_load((paths.builtin_specs() / "archs" / "sm_90a.yaml").read_text())
     code = name.removeprefix("sm_")
     assert facts["gencode"] == f"arch=compute_{code},code={name}"
-    assert facts["capability"] == ([10, 0] if name == "sm_100a" else [8, 6])
     kept = {k: v for k, v in hopper["kernels"].items() if not k.startswith("gemm_")}
     assert facts["kernels"] == kept
     assert "MMA" not in made.text and "sweep" not in made.text, "comments go with their family"
@@ -156,10 +155,9 @@ def test_a_copy_has_the_configurations_that_its_sm_holds(tmp_path: Path, name: s
 
 
 WIDE = "{tile: [128, 256, 32], warps: [2, 4], stages: 4, ctas: 1}"
-HOPPER_BY_MMA = """edition: 1
+HOPPER_BY_MMA = """edition: 2
 arch: sm_90
 summary: toy
-capability: [9, 0]
 gencode: arch=compute_90,code=sm_90
 toolkit: "12.0"
 limits: {shared_memory: 232448, registers: 65536}
@@ -216,7 +214,7 @@ def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:
     text = made.text.replace("recipe: first", "recipe: first  # the name")
     made.path.write_text("# mine\n" + text)
     copy = new("recipe", "second", origin="first", folder=tmp_path)
-    assert "\n# mine\nedition: 1\nrecipe: second  # the name\n" in copy.text
+    assert "\n# mine\nedition: 2\nrecipe: second  # the name\n" in copy.text
 
 
 def test_a_new_op_becomes_a_module_and_is_generated(tmp_path: Path) -> None:

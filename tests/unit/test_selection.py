@@ -438,10 +438,9 @@ def test_a_recorded_name_that_is_gone_can_be_taken_out(tmp_path: Path, extra: ap
 
 
 ARCH = """\
-edition: 1
+edition: 2
 arch: sm_100
 summary: A GPU without kernels for GEMMs
-capability: [10, 0]
 gencode: arch=compute_100,code=sm_100
 toolkit: "12.3"
 kernels:
@@ -449,7 +448,7 @@ kernels:
     implements: [pointwise, pointwise_grad]
 """
 TARGET = """\
-edition: 1
+edition: 2
 target: older
 summary: A target of which only a part can be made
 archs: [sm_100]

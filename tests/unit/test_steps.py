@@ -363,7 +363,7 @@ def test_steps_are_told_what_their_expression_or_kind_reads() -> None:
 
 
 OP = """\
-edition: 1
+edition: 2
 op: toy
 summary: y = factor x
 dims: {T: tokens, K: inner}
@@ -376,7 +376,7 @@ backward:
   - {step: rescale, a: dy, factor: 2.0, out: dx}
 """
 MODULE = """\
-edition: 1
+edition: 2
 module: toy
 class: Toy
 chain: [{op: toy, as: first, out: h}, {op: toy, as: second}]

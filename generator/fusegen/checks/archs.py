@@ -32,13 +32,11 @@ _CODE = re.compile(r"\b(?:compute|sm)_(\w+)")
 
 def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     """Every problem of an architecture."""
-    compiled = [arch.capability is not None, arch.gencode is not None, arch.toolkit is not None]
+    compiled = [arch.gencode is not None, arch.toolkit is not None]
     if any(compiled) != all(compiled):
-        yield source.problem(
-            "'capability', 'gencode' and 'toolkit' go together; write all or none", "arch"
-        )
+        yield source.problem("'gencode' and 'toolkit' go together; write both or none", "arch")
     if arch.kernels and not arch.gencode:
-        yield source.problem("kernels need 'capability', 'gencode' and 'toolkit'", "kernels")
+        yield source.problem("kernels need 'gencode' and 'toolkit'", "kernels")
     yield from _check_code(arch, source)
     yield from _check_limits(arch, source)
     owners: dict[str, str] = {}
@@ -98,13 +96,6 @@ def _check_code(arch: ArchSpec, source: Source) -> Iterator[Problem]:
             f"expected code for {arch.name}, arch=compute_{code},code=sm_{code}, got"
             f" {arch.gencode!r}",
             "gencode",
-        )
-    digits = code.rstrip("a").rjust(2, "0")
-    capability = (int(digits[:-1]), int(digits[-1]))
-    if arch.capability not in (None, capability):
-        yield source.problem(
-            f"expected {[*capability]}, as the name {arch.name!r} says, got {[*arch.capability]}",
-            "capability",
         )
 
 

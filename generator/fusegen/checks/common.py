@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..ir.dtypes import DType
+from ..ir.dtypes import INTEGERS, DType
 from ..ir.shapes import LARGEST, Const
 from ..spec.diagnostics import Problem, did_you_mean
 from ..spec.load import Source
@@ -36,6 +36,16 @@ def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
                 "dims",
                 symbol,
             )
+
+
+def said_of_integer(tensor: TensorSpec, source: Source, *path: str | int) -> Iterator[Problem]:
+    """A problem where a spec says of integers what holds for all of them."""
+    if tensor.dtype in INTEGERS and (*path, "differentiable") in source.places:
+        yield source.problem(
+            f"no gradient flows into {tensor.dtype.value}; remove 'differentiable'",
+            *path,
+            "differentiable",
+        )
 
 
 def fits(attribute: AttributeSpec, value: object) -> bool:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..extensions import installed
 from ..families.registry import ADDED
 from ..spec.arch import ArchSpec, FamilySpec
 from ..spec.diagnostics import Problem, SpecError
+from ..spec.editions import CURRENT
+from ..spec.files import resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecKey, SpecSet, no_folder, read_folders
 from . import check
 
+_NAMED = 3
+"""Files of a folder that a warning names."""
+
 
 class SpecWarning(UserWarning):
-    """What is wrong with a spec, and with its place; the spec was left out."""
+    """What is wrong with a spec that was left out, with its place, or that specs are older."""
 
 
 def load(folders: Iterable[Path]) -> SpecSet:
@@ -27,10 +34,14 @@ def load(folders: Iterable[Path]) -> SpecSet:
     Args:
         folders: the built-in folder first, then users' folders; a name may be stated only once.
 
+    Warns:
+        SpecWarning: of files of an older edition.
+
     Raises:
         SpecError: with every problem of every file.
     """
     loaded, broken, others = read_folders(folders)
+    _say_older(loaded)
     problems = [*others, *(problem for each in broken.values() for problem in each)]
     problems += [problem for _, problem in check(loaded, complete=not problems)]
     if problems:
@@ -42,7 +53,7 @@ def load_usable(folders: Iterable[Path]) -> SpecSet:
     """The same, without the specs that are wrong or name one that is; ``require`` says what of.
 
     Warns:
-        SpecWarning: of every problem.
+        SpecWarning: of every problem, and of files of an older edition.
 
     Raises:
         SpecError: a folder is not there.
@@ -52,6 +63,7 @@ def load_usable(folders: Iterable[Path]) -> SpecSet:
     if missing:
         raise SpecError(missing)
     loaded, broken, others = read_folders(folders)
+    _say_older(loaded)
     problems = [*others, *(problem for each in broken.values() for problem in each)]
     usable = _without(loaded, broken)
     while found := _grouped(check(usable, complete=True)):
@@ -64,6 +76,31 @@ def load_usable(folders: Iterable[Path]) -> SpecSet:
     for problem in sorted(set(problems)):
         warnings.warn(f"{problem} (left out, with all that names it)", SpecWarning, stacklevel=2)
     return with_added_families(usable)
+
+
+def _say_older(specs: SpecSet) -> None:
+    """One warning of all files of an older edition, which were read all the same."""
+    if not specs.older:
+        return
+    parts = [f"{_some(files)}: {_remedy(folder)}" for folder, files in specs.older.items()]
+    text = f"specs of an older edition were read as edition {CURRENT}; {'; '.join(parts)}"
+    warnings.warn(text, SpecWarning, stacklevel=3)
+
+
+def _some(files: tuple[str, ...]) -> str:
+    """Names of files, of many the first ones and how many more."""
+    more = len(files) - _NAMED
+    return ", ".join(files[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _remedy(folder: Path) -> str:
+    """Who rewrites the specs of a folder, and how."""
+    packages = {resolve(each.specs): each.package for each in installed() if each.specs}
+    if package := packages.get(resolve(folder)):
+        return f"a newer release of package {package} may have them of this edition"
+    here = resolve(Path())
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return f"fusegen fix-specs {shlex.quote(str(shown))} rewrites them"
 
 
 def with_added_families(specs: SpecSet) -> SpecSet:

@@ -26,6 +26,7 @@ from .common import (
     count_problem,
     fits,
     range_problem,
+    said_of_integer,
     unknown,
 )
 from .names import FILE_WORDS, check_public_names, taken_by_function, takes_all_keywords
@@ -69,6 +70,7 @@ def check_module(
     yield from check_input_types(module.inputs, source)
     yield from check_drawn(module.inputs, source)
     for name, tensor in module.inputs.items():
+        yield from said_of_integer(tensor, source, "inputs", name)
         for symbol in sorted(tensor.shape.symbols()):
             yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")
     if complete:
@@ -178,7 +180,7 @@ def _adds_all_rows(op: OpSpec) -> bool:
     steps = (*op.forward, *op.backward)
     operands = {**op.inputs, **op.parameters}.values()
     return any(definition(step.primitive).adds_all_rows for step in steps) or any(
-        spec.broadcast is Broadcast.COLUMN and spec.differentiable for spec in operands
+        spec.broadcast is Broadcast.COLUMN and spec.has_gradient for spec in operands
     )
 
 
@@ -221,7 +223,7 @@ def _check_readers(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterat
     """The gradient of a tensor is one sum, over its readers and the caller."""
     counts = Counter(outputs_of(module, specs.ops))
     for index, name, spec in _reads(module, specs):
-        counts[name] += spec.differentiable
+        counts[name] += spec.has_gradient
         if counts[name] == MOST_OPERANDS + 1:
             yield source.problem(
                 f"the gradient of {name!r} would be a sum of more than {MOST_OPERANDS}; let fewer"

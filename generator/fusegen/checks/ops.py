@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..ir.dtypes import DType
+from ..ir.dtypes import INTEGERS, DType
 from ..ir.naming import gradient
 from ..ir.shapes import Const, Shape, Sym, mul
 from ..ir.words import AttributeType, Broadcast
@@ -22,12 +22,12 @@ from .common import (
     count_problem,
     fits,
     range_problem,
+    said_of_integer,
     unknown,
 )
 from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
 
-_INTEGERS = (DType.INT64, DType.UINT8)
 _CHUNK_ALIGNMENT = 128
 """Rows: every kernel's tile begins at a multiple of them, whatever it is of."""
 
@@ -161,12 +161,7 @@ def _check_tensor(
         yield source.problem("only an input is drawn; remove it", section, name, "drawn")
     if tensor.optional and section != "parameters":
         yield source.problem("only a parameter may be optional", section, name, "optional")
-    if tensor.dtype in _INTEGERS and tensor.differentiable:
-        yield source.problem(
-            f"{name!r} is of {tensor.dtype.value} and has no gradient; say differentiable: false",
-            section,
-            name,
-        )
+    yield from said_of_integer(tensor, source, section, name)
     if tensor.chunk is not None:
         yield from _check_chunk(section, name, tensor, source)
     if section == "parameters" and tensor.shape.leading:
@@ -331,11 +326,11 @@ def _check_operand_type(
     section: str, name: str, tensor: TensorSpec, source: Source
 ) -> Iterator[Problem]:
     """The gradient of an operand per row is a sum in fp32, that of any other is rounded."""
-    if tensor.dtype in _INTEGERS:
+    if tensor.dtype in INTEGERS:
         yield source.problem(
             f"an expression reads io or float32, got {tensor.dtype.value}", section, name, "dtype"
         )
-    elif tensor.differentiable:
+    elif tensor.has_gradient:
         expected = DType.FLOAT32 if tensor.broadcast is Broadcast.ROW else DType.IO
         if tensor.dtype is not expected:
             yield source.problem(
@@ -367,13 +362,13 @@ def _check_programs(op: OpSpec, source: Source) -> Iterator[Problem]:
     for output in op.outputs:
         if not any(_writes(step, output) for step in op.forward):
             yield source.problem(f"no forward step writes output {output!r}", "forward")
-    defined |= {gradient(name) for name, spec in op.outputs.items() if spec.differentiable}
+    defined |= {gradient(name) for name, spec in op.outputs.items() if spec.has_gradient}
     defined -= {name for name, spec in op.internal.items() if spec.chunk}  # made again
     yield from _check_steps(op, "backward", op.backward, defined, source)
     yield from _check_unread(op, source)
     for name, spec in {**op.inputs, **op.parameters}.items():
         written = any(_writes(step, gradient(name)) for step in op.backward)
-        if spec.differentiable and not written:
+        if spec.has_gradient and not written:
             yield source.problem(
                 f"no backward step writes {gradient(name)!r}; say differentiable: false if {name!r}"
                 " has no gradient",
@@ -390,7 +385,7 @@ def _check_steps(
     op: OpSpec, section: str, steps: tuple[StepSpec, ...], defined: set[str], source: Source
 ) -> Iterator[Problem]:
     """Straight-line order: a step reads what is there and writes what is not."""
-    gradients = {gradient(name) for name, spec in op.tensors.items() if spec.differentiable}
+    gradients = {gradient(name) for name, spec in op.tensors.items() if spec.has_gradient}
     known = {*op.tensors, *gradients}
     for index, step in enumerate(steps):
         signature = definition(step.primitive)

@@ -101,16 +101,11 @@ def _scale(scale: ScaleSpec, spec: QuantizationSpec) -> Iterator[Finding]:
     yield (
         scale.margin > 0 and not from_history,
         ("scale", "margin"),
-        "a margin belongs to source 'history'; remove it",
-    )
-    yield (
-        from_history != (scale.history > 0),
-        ("scale",),
-        "a scale from a history has 'history' above 0, another has none",
+        "a margin belongs to a scale with a 'history'; remove it",
     )
     yield (
         from_history and not (by_maximum and spec.block == _PER_TENSOR),
-        ("scale", "source"),
+        ("scale", "history"),
         "a history has one scale per tensor: block [all, all] and rule 'max_over_amax'",
     )
 

@@ -73,7 +73,7 @@ def _count(value: float | int | bool | str) -> Expr | None:
 
 def _tensors(op: OpSpec) -> Mapping[str, TensorSpec]:
     """Every tensor that a step may name; a gradient is like what it is the gradient of."""
-    gradients = {gradient(name): spec for name, spec in op.tensors.items() if spec.differentiable}
+    gradients = {gradient(name): spec for name, spec in op.tensors.items() if spec.has_gradient}
     return {**op.tensors, **gradients}
 
 

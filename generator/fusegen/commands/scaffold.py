@@ -18,7 +18,8 @@ from ..families.registry import known_family
 from ..ir.naming import camel
 from ..math.expression import CALLABLE
 from ..publish import paths
-from ..spec.arch import ArchSpec, Reach, isa_of
+from ..spec.arch import ArchSpec, Reach, capability_of, isa_of
+from ..spec.editions import CURRENT
 from ..spec.files import named, resolve
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet, adapter
@@ -26,6 +27,7 @@ from ..spec.meanings import meanings_in
 from ..spec.schema import FOLDER, editor_line, file_of
 from ..spec.usage import UsageError, known, spec_named
 from .fitting import with_fitting_points
+from .fix_specs import rewrite_of
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
 
@@ -129,7 +131,9 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
             f" --from {written.stem}"
         )
     files = [folder / kind.folder / f"{origin}.yaml" for folder in folders]
-    text = next(file for file in files if file.is_file()).read_text(encoding="utf-8")
+    file = next(file for file in files if file.is_file())
+    older = rewrite_of(kind, file, str(file))
+    text = older.after if older else file.read_text(encoding="utf-8")
     text = _set(text, kind.key, name)
     if kind is SpecKind.MODULES:
         text = _set(text, "class", camel(name))
@@ -138,7 +142,9 @@ def _copy(kind: SpecKind, name: str, origin: str, specs: SpecSet, folders: Seque
         for key, value in _gpu(name, specs.archs[origin]).items():
             text = _set(text, key, value)
         text = _without_foreign_kernels(text, name, specs.archs[origin])
-        text = with_fitting_points(text, specs.archs[origin], isa_of(name), _capability(name))
+        text = with_fitting_points(
+            text, specs.archs[origin], isa_of(name), capability_of(name) or (0, 0)
+        )
     return _explained(kind, text)
 
 
@@ -172,7 +178,7 @@ def _without_foreign_kernels(text: str, name: str, origin: ArchSpec) -> str:
         family
         for family, spec in origin.kernels.items()
         if (known := known_family(spec.template or family))
-        and known.cannot_run_on(isa_of(name), _capability(name))
+        and known.cannot_run_on(isa_of(name), capability_of(name) or (0, 0))
     }
     keys = foreign if foreign < {*origin.kernels} else foreign | {"kernels"}
     for key in sorted(keys):
@@ -194,20 +200,13 @@ def _set(text: str, key: str, value: str) -> str:
     )
 
 
-def _capability(name: str) -> tuple[int, int]:
-    """What the name of a GPU architecture says of its compute capability."""
-    digits = isa_of(name).removeprefix("sm_").rstrip("a")
-    return int(digits[:-1] or "0"), int(digits[-1])
-
-
 def _gpu(name: str, origin: ArchSpec | None = None) -> dict[str, str]:
     """The facts that the name of a GPU architecture states, with PTX where the origin has it."""
     code = isa_of(name).removeprefix("sm_")
     ptx = origin is not None and origin.reach is Reach.LATER and not code.endswith("a")
     codes = f"[sm_{code},compute_{code}]" if ptx else f"sm_{code}"
-    limits = hardware_limits(_capability(name)).items()
+    limits = hardware_limits(capability_of(name)).items()
     return {
-        "capability": str([*_capability(name)]),
         "gencode": f"arch=compute_{code},code={codes}",
         "limits": f"{{{', '.join(f'{limit}: {number}' for limit, number in limits)}}}",
     }
@@ -246,7 +245,7 @@ def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...
 
 def _minimal_recipe(name: str, specs: SpecSet) -> str:
     return f"""\
-edition: 1
+edition: {CURRENT}
 recipe: {name}
 summary: Say in one line what is quantised and how
 source: Where the recipe was published
@@ -267,7 +266,7 @@ tolerance: {{gemm: 4.0e-3, end_to_end: 1.0e-2, float32: 5.0e-5}}
 
 def _minimal_op(name: str, specs: SpecSet) -> str:
     return f"""\
-edition: 1
+edition: {CURRENT}
 op: {name}
 summary: Say in one line what y is
 # Symbols of the shapes, each with the keyword it has in a constructor.
@@ -290,7 +289,7 @@ def _minimal_module(name: str, specs: SpecSet) -> str:
     specs.require(SpecKind.OPS, name)
     op = name if name in specs.ops else next(iter(specs.ops))
     return f"""\
-edition: 1
+edition: {CURRENT}
 module: {name}
 # The name of the generated torch.nn.Module.
 class: {camel(name)}
@@ -305,10 +304,9 @@ def _minimal_arch(name: str, specs: SpecSet) -> str:
         raise UsageError(f"{name!r} cannot be added; expected the name of a GPU, such as sm_89")
     facts = _gpu(name)
     return f"""\
-edition: 1
+edition: {CURRENT}
 arch: {name}
 summary: Say which GPUs these are
-capability: {facts["capability"]}
 # What nvcc is told, and the oldest CUDA toolkit that knows the architecture.
 gencode: {facts["gencode"]}
 toolkit: "13.0"

@@ -61,6 +61,9 @@ def largest(dtype: DType) -> float:
     return _LARGEST[dtype]
 
 
+INTEGERS = (DType.INT64, DType.UINT8)
+"""Types into which no gradient flows."""
+
 IO_DTYPES = (DType.BFLOAT16, DType.FLOAT16)
 """What ``io`` may stand for, in the order of preference of examples and tests."""
 

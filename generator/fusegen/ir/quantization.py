@@ -95,19 +95,23 @@ class ScaleSpec:
         dtype: of the stored inverse scale.
         rule: formula from amax (numerics documentation).
         round: of the scale.
-        source: current tensor or history.
         epsilon: an amax below it is raised to it.
         margin: the scale is divided by 2^margin.
-        history: number of amaxes kept, where source is history.
+        history: number of amaxes kept, the newest of which the scale follows; 0 for none, where it
+            follows that of the tensor itself.
     """
 
     dtype: DType
     rule: ScaleRule
     round: ScaleRounding = ScaleRounding.NONE
-    source: AmaxSource = AmaxSource.CURRENT
     epsilon: Annotated[float, Field(ge=0, le=_FP32_MAX)] = 0.0
     margin: Annotated[int, Field(ge=0, le=100)] = 0
     history: Annotated[int, Field(ge=0, le=65536)] = 0
+
+    @property
+    def source(self) -> AmaxSource:
+        """Whose amax it follows."""
+        return AmaxSource.HISTORY if self.history else AmaxSource.CURRENT
 
 
 _BLOCKS = re.compile(r"(block|mx|nv)_(\d+|all)x(\d+|all)")

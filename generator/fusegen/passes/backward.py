@@ -63,7 +63,7 @@ def _names(instance: Instance) -> dict[str, str]:
     """Names a backward rule may use: the op's tensors and ``d<tensor>``."""
     names = dict(instance.tensors)
     for tensor, spec in instance.op.tensors.items():
-        if spec.differentiable and tensor in instance.tensors:
+        if spec.has_gradient and tensor in instance.tensors:
             names[gradient(tensor)] = gradient(instance.tensors[tensor])
     return names
 
@@ -127,7 +127,7 @@ def _reached(op: OpSpec, given: tuple[str, ...]) -> Iterator[str]:
     read = frozenset().union(*map(names_in, trees))
     for name in (*op.inputs, *op.parameters):
         own = {symbol for symbol, _ in symbols_of(op, name)}
-        if op.tensors[name].differentiable and own & read:
+        if op.tensors[name].has_gradient and own & read:
             yield name
 
 

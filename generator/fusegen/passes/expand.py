@@ -58,7 +58,7 @@ def expand(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> Draft:
         instances=tuple(instances),
         buffers=buffers,
         inputs=tuple(module_inputs),
-        constants=frozenset(n for n, spec in module_inputs.items() if not spec.differentiable),
+        constants=frozenset(n for n, spec in module_inputs.items() if not spec.has_gradient),
         outputs=outputs_of(module, ops),
         parameters=tuple(parameters),
         attributes=tuple(attributes),

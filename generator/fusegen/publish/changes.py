@@ -245,15 +245,20 @@ def unified_diff(changes: Changes) -> str:
     silent = (ChangeKind.UNCHANGED, ChangeKind.KEPT, ChangeKind.OUTSIDE)
     # Made absolute because a bundle may be given as `.`, which has no name.
     folder = os.path.basename(os.path.abspath(changes.bundle))
-    return "".join(_patch(change, folder) for change in changes if change.kind not in silent)
+    return "".join(
+        patch(f"{folder}/{change.path}", change.before, change.after)
+        for change in changes
+        if change.kind not in silent
+    )
 
 
-def _patch(change: Change, folder: str) -> str:
+def patch(path: str, before: bytes | None, after: bytes | None) -> str:
+    """What changes in one file; None stands for no file."""
     lines = difflib.unified_diff(
-        _lines(change.before),
-        _lines(change.after),
-        "/dev/null" if change.before is None else f"a/{folder}/{change.path}",
-        "/dev/null" if change.after is None else f"b/{folder}/{change.path}",
+        _lines(before),
+        _lines(after),
+        "/dev/null" if before is None else f"a/{path}",
+        "/dev/null" if after is None else f"b/{path}",
     )
     # difflib leaves out the note that tools need to tell a file without a final newline.
     return "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
@@ -107,6 +108,12 @@ def isa_of(name: str) -> str:
     return "_".join(name.split("_")[:2])
 
 
+def capability_of(name: str) -> tuple[int, int] | None:
+    """The compute capability in an architecture's name; None where there is none, as in ``cpu``."""
+    digits = re.fullmatch(r"sm_([0-9]*)([0-9])[af]?", isa_of(name))
+    return (int(digits[1] or 0), int(digits[2])) if digits else None
+
+
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ArchSpec:
     """A GPU architecture, or ``cpu``: the reference alone.
@@ -114,7 +121,6 @@ class ArchSpec:
     Attributes:
         arch: its name; parts with the same instructions and other rules, such as an H20 beside an
             H100, have a word behind it: ``sm_90a_h20``.
-        capability: compute capability, None for cpu.
         gencode: what nvcc is told.
         toolkit: oldest CUDA toolkit that knows the architecture.
         limits: hardware limits by name, which families were written for.
@@ -125,7 +131,6 @@ class ArchSpec:
     edition: Edition
     arch: Annotated[str, StringConstraints(pattern=ARCH)]
     summary: Line
-    capability: tuple[int, int] | None = None
     gencode: Annotated[str, StringConstraints(pattern=GENCODE)] | None = None
     toolkit: Annotated[str, StringConstraints(pattern=VERSION)] | None = None
     limits: Mapping[Name, int] = field(default_factory=dict)
@@ -135,6 +140,11 @@ class ArchSpec:
     @property
     def name(self) -> str:
         return self.arch
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Compute capability, as its name says it; None where nothing is compiled for it."""
+        return capability_of(self.arch) if self.has_kernels else None
 
     @property
     def isa(self) -> str:

@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+KeyPath = tuple[str | int, ...]
+"""Where a value stands in a document: keys, and indices of lists."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Loc:

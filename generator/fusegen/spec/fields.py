@@ -63,7 +63,7 @@ Symbol = Annotated[str, StringConstraints(pattern=CAPITAL, max_length=8)]
 ClassName = Annotated[str, StringConstraints(pattern=CAPITAL, max_length=40)]
 
 
-Edition = Literal[1]
+Edition = Literal[2]
 
 
 def problem_at(kind: str, text: str, *path: str) -> PydanticCustomError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from .arch import ArchSpec
-from .diagnostics import Loc, Problem, SpecError, did_you_mean
+from .diagnostics import KeyPath, Loc, Problem, SpecError, did_you_mean
+from .editions import CURRENT, Document, edition_of, is_older, newer_problem, upgraded
 from .fields import PATTERNS
 from .files import read
 from .fusion import FusionSpec
@@ -30,7 +31,6 @@ _DEPTH_LIMIT = 32
 _INTEGERS = 2**63
 _SHOWN = 60
 
-KeyPath = tuple[str | int, ...]
 SpecKey = tuple[SpecKind, str]
 T = TypeVar("T")
 
@@ -39,12 +39,14 @@ T = TypeVar("T")
 class Source:
     """A spec file: how it is named to people, and where each of its keys stands.
 
-    ``texts`` holds the place of the first character of every value that stands as written.
+    ``texts`` holds the place of the first character of every value that stands as written;
+    ``edition`` is that of the file, whose spec is of the current one.
     """
 
     file: str
     places: Mapping[KeyPath, Loc]
     texts: Mapping[KeyPath, Loc] = field(default_factory=dict)
+    edition: int = CURRENT
 
     def loc(self, *path: str | int) -> Loc:
         """The place of a key, or of the nearest enclosing key that is written."""
@@ -70,6 +72,7 @@ class SpecSet:
 
     ``sources`` is keyed by (kind, name) and serves error messages only.  ``broken`` are the specs
     that were left out, each with what is wrong with it or with what it names.
+    ``older`` are files of an older edition, as messages name them, by the folder that has them.
     """
 
     ops: Mapping[str, OpSpec] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class SpecSet:
     targets: Mapping[str, TargetSpec] = field(default_factory=dict)
     sources: Mapping[SpecKey, Source] = field(default_factory=dict)
     broken: Mapping[SpecKey, tuple[Problem, ...]] = field(default_factory=dict)
+    older: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, kind: SpecKind) -> Mapping[str, AnySpec]:
         """Specs of one kind."""
@@ -159,14 +163,15 @@ class _Reader:
             yield key, self.read(value_node, (*path, key))
 
 
-def _parse_yaml(text: str, file: str) -> tuple[dict[str, Any] | None, Source, list[Problem]]:
+def parse_yaml(text: str, file: str) -> tuple[dict[str, Any] | None, Source, list[Problem]]:
+    """The document of a file's text, None where it is none; places; what is wrong with it."""
     try:
         refused = _refuse(text, file)
         if refused:
             return None, Source(file, {}), [refused]
         node = yaml.compose(text, Loader=_LOADER)
         if not isinstance(node, yaml.MappingNode):
-            raise ValueError("expected keys and values such as 'edition: 1'")
+            raise ValueError(f"expected keys and values such as 'edition: {CURRENT}'")
         reader = _Reader(file)
         content = reader.read(node)
     except yaml.MarkedYAMLError as error:
@@ -182,7 +187,13 @@ def _no_spec(file: str, error: Exception) -> Problem:
     return Problem(Loc(file, 1, 1), f"not a spec: {getattr(error, 'strerror', None) or error}")
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large, or not UTF-8.
+    """
     data = read(path, _SIZE_LIMIT + 1)
     if len(data) > _SIZE_LIMIT:
         raise ValueError(f"the file is larger than {_SIZE_LIMIT} bytes; split it")
@@ -336,7 +347,7 @@ def parse_spec(kind: SpecKind, path: Path, file: str) -> tuple[AnySpec, Source]:
         SpecError: with every problem of the file.
     """
     try:
-        text = _read_text(path)
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise SpecError([_no_spec(file, error)]) from None
     return _parsed(kind, path.stem, file, text)
@@ -355,11 +366,15 @@ def _parsed(kind: SpecKind, stem: str, file: str, text: str) -> tuple[AnySpec, S
     Raises:
         SpecError: with every problem of the file; it is found anew each time.
     """
-    content, source, problems = _parse_yaml(text, file)
+    content, source, problems = parse_yaml(text, file)
     if content is None:
         raise SpecError(problems)
+    if newer := newer_problem(content):
+        raise SpecError([source.problem(newer, "edition")])
+    document, source, contradictions = _in_current_edition(kind, content, source)
+    problems += contradictions
     try:
-        spec: AnySpec = adapter(kind.spec).validate_python(content)
+        spec: AnySpec = adapter(kind.spec).validate_python(document)
     except ValidationError as error:
         seen: set[Loc] = set()
         for item in error.errors(include_url=False):
@@ -381,6 +396,23 @@ def _parsed(kind: SpecKind, stem: str, file: str, text: str) -> tuple[AnySpec, S
     return spec, source
 
 
+def _in_current_edition(
+    kind: SpecKind, content: Document, source: Source
+) -> tuple[Document, Source, list[Problem]]:
+    """What a file says, and where, in the current edition; and what is wrong with it."""
+    if not is_older(content):
+        return content, source, []
+    upgrade = upgraded(kind, content)
+    problems = [source.problem(c.problem, *c.path) for c in upgrade.changes if c.problem]
+    gone = {change.path for change in upgrade.changes if change.value is None}
+    places = {path: loc for path, loc in source.places.items() if path not in gone}
+    return (
+        upgrade.document,
+        replace(source, places=places, edition=edition_of(content) or CURRENT),
+        problems,
+    )
+
+
 def read_folders(
     folders: Iterable[Path],
 ) -> tuple[SpecSet, dict[SpecKey, list[Problem]], list[Problem]]:
@@ -396,13 +428,16 @@ def read_folders(
     sources: dict[SpecKey, Source] = {}
     broken: dict[SpecKey, list[Problem]] = {}
     others: list[Problem] = []
+    older: dict[Path, tuple[str, ...]] = {}
     for folder in folders:
-        for kind, path in _files(folder, others):
+        for kind, path in spec_files(folder, others):
             try:
-                spec, source = parse_spec(kind, path, _display(path, folder))
+                spec, source = parse_spec(kind, path, display(path, folder))
             except SpecError as error:
                 broken.setdefault((kind, path.stem), []).extend(error.problems)
                 continue
+            if source.edition < CURRENT:
+                older[folder] = (*older.get(folder, ()), source.file)
             for each, place, wrong in _with_variants(spec, source):
                 problems = list(wrong)
                 if each.name in specs[kind]:
@@ -422,7 +457,7 @@ def read_folders(
     by_folder: dict[str, Any] = {
         kind.folder: dict(sorted(specs[kind].items())) for kind in SpecKind
     }
-    return SpecSet(**by_folder, sources=sources), broken, others
+    return SpecSet(**by_folder, sources=sources, older=older), broken, others
 
 
 def _with_variants(
@@ -479,10 +514,11 @@ def _variant_source(spec: ModuleSpec, name: str, source: Source) -> Source:
         said = {key: loc for path, loc in own.items() if (key := moved(path)) is not None}
         return {**places, **said}
 
-    return Source(source.file, overlaid(source.places), overlaid(source.texts))
+    return replace(source, places=overlaid(source.places), texts=overlaid(source.texts))
 
 
-def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:
+def spec_files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Path]]:
+    """The specs of a folder, each with its kind; what else lies there is added to the problems."""
     if not folder.is_dir():
         problems.append(no_folder(folder))
         return
@@ -491,21 +527,21 @@ def _files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind, Pa
         if entry.is_dir() and entry.name not in (*known, "schema"):
             hint = did_you_mean(entry.name, known)
             problems.append(
-                Problem(Loc(_display(entry, folder), 1, 1), f"unknown spec folder{hint}")
+                Problem(Loc(display(entry, folder), 1, 1), f"unknown spec folder{hint}")
             )
         if entry.suffix in _YAML and entry.is_file() and not entry.name.startswith("."):
             reason = f"no spec is read from here; move it into a folder: {', '.join(known)}"
-            problems.append(Problem(Loc(_display(entry, folder), 1, 1), reason))
+            problems.append(Problem(Loc(display(entry, folder), 1, 1), reason))
         if entry.name in known and not entry.is_dir():
             problems.append(
-                Problem(Loc(_display(entry, folder), 1, 1), "expected a folder of specs")
+                Problem(Loc(display(entry, folder), 1, 1), "expected a folder of specs")
             )
     for kind in SpecKind:
         for path in sorted((folder / kind.folder).glob("[!.]*")):
             if path.suffix == ".yaml":
                 yield kind, path
             elif path.suffix != ".md":
-                loc = Loc(_display(path, folder), 1, 1)
+                loc = Loc(display(path, folder), 1, 1)
                 problems.append(Problem(loc, "not a spec: expected <name>.yaml, or .md for notes"))
 
 
@@ -514,6 +550,6 @@ def no_folder(folder: Path) -> Problem:
     return Problem(Loc(str(folder), 1, 1), "there is no such spec folder")
 
 
-def _display(path: Path, folder: Path) -> str:
+def display(path: Path, folder: Path) -> str:
     """How messages name a spec: from the folder's name on, the same on every machine."""
     return (Path(folder.name) / path.relative_to(folder)).as_posix()

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
-from ..ir.dtypes import DType
+from ..ir.dtypes import INTEGERS, DType
 from ..ir.fields import STRICT
 from ..ir.quantization import Role
 from ..ir.shapes import Expr, Shape
@@ -28,7 +28,7 @@ class TensorSpec:
         shape: ``[T, 2 * D]``; ``T...`` stands for any number of leading dimensions.
         role: what a recipe quantises it as; None is never quantised.
         dtype: ``io`` is the module's own type.
-        differentiable: whether a gradient can flow into it.
+        differentiable: whether a gradient can flow into it; integers do not say it, for none can.
         optional: may be None at run time.
         init: for parameters.
         init_if: what it is instead where a static attribute is true, by the attribute's name.
@@ -53,6 +53,11 @@ class TensorSpec:
     broadcast: Broadcast | None = None
     drawn: bool = False
     chunk: int | None = None
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient can flow into it."""
+        return self.differentiable and self.dtype not in INTEGERS
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
