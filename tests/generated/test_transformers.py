@@ -138,7 +138,7 @@ def logits(model: Any) -> Tensor:
 
 
 def experts_of(model: nn.Module) -> list[Any]:
-    return [layer for layer in model.modules() if hasattr(layer, "_is_expert_parallel")]
+    return [layer for layer in model.modules() if hasattr(layer, "is_concatenated")]
 
 
 def error(found: Tensor, exact: Tensor) -> float:
