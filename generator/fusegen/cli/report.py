@@ -71,7 +71,7 @@ def command(
     )
     for bundle, how in found.unlike.items():
         say(f"{bundle} is not what its specs give, which is what the report shows: {how}")
-    for cell, names in found.without_numbers.items():
+    for cell, names in found.lacking.items():
         say(f"{cell} has no numbers: --sizes lacks {', '.join(names)}")
     if as_json:
         answer(found.to_json())

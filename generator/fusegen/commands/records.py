@@ -185,7 +185,7 @@ def _is_ours(row: Mapping[str, Any]) -> bool:
 
 
 def _cell_of(row: Mapping[str, Any], module: str) -> Cell:
-    """The cell that a row of ours is of: `fusegen fp8_block cached_weights`; bf16 goes unsaid."""
+    """The cell that a row of ours is of, by the words behind our name; bf16 goes unsaid."""
     _, *words = row["contender"].split(" ")
     recipe, *options = words or ["bf16"]
     return Cell(module, recipe, tuple(options))

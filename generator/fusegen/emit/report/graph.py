@@ -173,10 +173,10 @@ def _region(step: Step, parts: Sequence[tuple[str, ...]]) -> Iterator[Line]:
         return
     reason = f"one step by {step.rule}" if step.rule else "one launch for"
     if step.chunks:
-        reason = f"a loop over {step.chunks.rows} rows of {step.chunks.symbol} at a time"
+        reason = "a loop over chunks of the rows"
     yield from _text(reason, "rule")
     for number, part in enumerate(step.parts, 1):
-        yield from _text(f"{step_name(part, number)}, {part.item}", "part")
+        yield from _text(", ".join(filter(None, (step_name(part, number), part.item))), "part")
         if part.pointwise:
             yield from _text(part.pointwise.formula, "math")
         if parts:

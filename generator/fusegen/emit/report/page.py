@@ -297,11 +297,12 @@ def _step_rows(
     numbers: StepNumbers | None,
 ) -> Iterator[TableRow]:
     """The row of a step, and of what it runs in a loop; the first has the numbers of all."""
+    floor = _floor(numbers)
     for comment, kernels, flops, moved, when, rule in texts:
         name, _, rest = comment.partition(": ")
         href = f"#{_anchor_of(kernels, bundle)}" if kernels and " then " not in kernels else ""
         items = (
-            *([_floor(numbers)] if found.lengths else []),
+            *([floor] if found.lengths else []),
             Item(flops, numbers.operations if numbers else ""),
             Item(moved, numbers.moved if numbers else "", style="wide"),
             Item(rest, style="wide"),
@@ -310,12 +311,12 @@ def _step_rows(
             Item(rule.removeprefix("rule ")),
         )
         yield TableRow(Item(f"{function} {name}".lstrip()), items)
-        numbers = None
+        numbers, floor = None, Item("")
 
 
 def _floor(found: StepNumbers | None) -> Item:
     if found is None:
-        return Item("")
+        return Item("not asked for")
     return Item(found.floor_words, style="number", share=found.share)
 
 
@@ -323,7 +324,7 @@ def _exchange_row(segment: Start | Wait, found: PlanNumbers) -> TableRow:
     names = f"{', '.join(segment.takes)} -> {', '.join(segment.gives)}"
     name = f"start {segment.kind}" if isinstance(segment, Start) else "wait"
     when = " or ".join(segment.when) or "always"
-    floor = [_floor(None)] if found.lengths else []
+    floor = [Item("")] if found.lengths else []
     items = (*floor, Item(""), Item(""), Item(names, style="wide"), Item(""), Item(when), Item(""))
     return TableRow(Item(name), items)
 
