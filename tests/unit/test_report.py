@@ -259,6 +259,18 @@ def test_the_ledger_is_told_of_the_bundles_of_the_checkout_alone(numbered: Page)
     assert any("is not known of these bundles" in e.text for e in numbered.root.all("p", "note"))
 
 
+@pytest.mark.slow
+def test_a_library_that_is_not_of_the_sources_is_said_to_be(made: Path) -> None:
+    shutil.copytree(made / "experts/sm_90a", "own/sm_90a")
+    Path("own/sm_90a/lib").mkdir()
+    Path("own/sm_90a/lib/acme_sm_90a.so").write_bytes(b"of another age")
+    found = page("own")
+    assert "1 it does not say from what" in the(found.root.all("article")).text
+    assert "it does not say from what" in cell(found, "grouped_mlp__fp8_block").text
+    ((_, support),) = rows(the(found.root.all("table", "support")))
+    assert support == "native, it does not say from what"
+
+
 # Measured
 
 
@@ -294,6 +306,7 @@ def measured(found: Page) -> dict[str, list[list[str]]]:
     return {e.children[0].text: rows(e) for s in section for e in s.all("details")}
 
 
+@pytest.mark.slow
 def test_records_of_the_modules_are_shown_with_where_and_when() -> None:
     write_record(
         "mlp_old.json", {**RECORD, "environment": {**RECORD["environment"], "date": "2025"}}
@@ -405,15 +418,10 @@ def test_a_folder_whose_name_is_no_text() -> None:
 
 
 def test_the_answer_as_data() -> None:
-    done = run("report", "experts", "--sizes", SIZES, "--json")
+    done = run("report", "small", "--sizes", "T=64", "--json")
     data = json.loads(done.stdout)
     assert (data["version"], data["path"], data["size"]) == (1, str(PAGE), PAGE.stat().st_size)
-    cells = {each["bundle"]: each["cells"] for each in data["bundles"]}
-    assert cells == {
-        "experts/cpu": ["grouped_mlp__bf16", "silu__bf16"],
-        "experts/sm_90a": ["grouped_mlp__fp8_block"],
-    }
-    assert [each["unlike"] for each in data["bundles"]] == [None, None]
+    assert data["bundles"] == [{"bundle": "small/cpu", "cells": ["silu__bf16"], "unlike": None}]
     assert data["without_numbers"] == {}
 
 

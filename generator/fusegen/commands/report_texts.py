@@ -65,7 +65,7 @@ def _bundle_text(found: Reported, given: Mapping[str, int]) -> BundleText:
             plan,
             found.anchor,
             _cell_facts(plan, found.library, lacking(plan, given) if given else ()),
-            _plan_numbers(found.numbers.get(plan.cell)),
+            _plan_numbers(found.planned.numbers.get(plan.cell)),
         )
         for plan in found.plans
     )
@@ -202,7 +202,10 @@ def _notes(found: Sequence[Reported]) -> Iterator[str]:
         "bfloat16 before they are multiplied, as there is no such instruction."
     )
     if any(evidence(each.bundle).cells for each in found):
-        yield "What ran, and where, is what the ledger of this checkout has of these kernels."
+        yield (
+            "What ran, and where, is what the ledger of this checkout has of these kernels. stale: "
+            "some have changed since they ran. compiled only: they have run on no GPU."
+        )
     else:
         yield (
             "Whether kernels have run on a GPU is not known of these bundles: only the ledger of "

@@ -30,11 +30,13 @@ class Planned:
         job: that would make it anew.
         specs: that it is made of.
         plans: of its cells.
+        numbers: of those cells that have sizes.
     """
 
     job: Job
     specs: SpecSet
     plans: tuple[ModulePlan, ...]
+    numbers: Mapping[str, Numbers]
 
     @property
     def arch(self) -> ArchSpec:
@@ -50,14 +52,12 @@ class Reported:
         anchor: of its part of the page.
         planned: what it is made of.
         state: of its files.
-        numbers: of those cells that have sizes.
         library: of every cell with kernels, whether the bundle's library has it.
     """
 
     anchor: str
     planned: Planned
     state: BundleReport
-    numbers: Mapping[str, Numbers]
     library: Mapping[str, str]
 
     @property
@@ -76,42 +76,34 @@ class Reported:
         return self.planned.arch
 
 
-def planned(job: Job, inputs: Inputs) -> Planned:
-    """The plans of a bundle's cells.
+def planned(job: Job, inputs: Inputs, given: Mapping[str, int], gpu: str | None) -> Planned:
+    """The plans of a bundle's cells, and their numbers.
+
+    Args:
+        job: that would make it anew.
+        inputs: specs and what is derived of them.
+        given: sizes by name; none for no numbers.
+        gpu: whose floors the numbers have where it runs a module.
 
     Raises:
-        UsageError: the specs no longer have one.
+        UsageError: the specs no longer have a cell, or a dimension has two sizes.
     """
     selection = job.selection
     specs = without_fusions(inputs.specs(job.specs), selection.no_fusions)
     check_cells(specs, selection, job.bundle)
     plans = resolve(specs, selection.arch, selection.cells, derivations()).modules
-    return Planned(job, specs, plans)
-
-
-def reported(
-    anchor: str, own: Planned, state: BundleReport, given: Mapping[str, int], gpu: str | None
-) -> Reported:
-    """A bundle with its numbers and its library.
-
-    Args:
-        anchor: of its part of the page.
-        own: what it is made of.
-        state: of its files.
-        given: sizes by name; none for no numbers.
-        gpu: whose floors the numbers have where it runs a module.
-
-    Raises:
-        UsageError: a dimension has two sizes.
-    """
+    arch = specs.archs[selection.arch]
     at_sizes = {
-        plan.cell: numbers(
-            plan, own.arch, _own(plan, given), gpu if runs(plan, own.arch, gpu) else None
-        )
-        for plan in own.plans
+        plan.cell: numbers(plan, arch, _own(plan, given), gpu if runs(plan, arch, gpu) else None)
+        for plan in plans
         if given and not lacking(plan, given)
     }
-    return Reported(anchor, own, state, at_sizes, _library(own))
+    return Planned(job, specs, plans, at_sizes)
+
+
+def reported(anchor: str, own: Planned, state: BundleReport) -> Reported:
+    """A bundle with the state of its files and its library."""
+    return Reported(anchor, own, state, _library(own))
 
 
 def _library(own: Planned) -> dict[str, str]:

@@ -81,12 +81,12 @@ def report(
     bundles = [bundle for folder in folders_of_bundles for bundle in bundles_at(folder)]
     jobs, inputs = recorded_jobs(bundles, folders), Inputs()
     known = records(results)
-    plans = [planned(job, inputs) for job in jobs]
+    plans = [planned(job, inputs, given, gpu) for job in jobs]
     require_sizes(plans, given)
     require_gpu(plans, gpu)
     states = compare(jobs, inputs, prune=True, accept_format=False, verify=False)
     found = [
-        reported(f"b{number}", own, state, given, gpu)
+        reported(f"b{number}", own, state)
         for number, (own, (state, _)) in enumerate(zip(plans, states, strict=True), 1)
     ]
     context = context_of(found, folders_of_bundles, given, known)
@@ -122,7 +122,7 @@ def _require_report(out: Path) -> None:
 
 
 def _write(out: Path, data: bytes) -> None:
-    """All of it or, where the disk is full or the process ends, nothing."""
+    """All of it or, where something goes wrong, nothing: a reader finds the old page or the new."""
     handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     staged = Path(name)
     try:
