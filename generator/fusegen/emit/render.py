@@ -93,7 +93,10 @@ class Renderer:
 
 
 def _is_html(name: str | None) -> bool:
-    """Whether what a template prints is text of HTML, which jinja escapes."""
+    """Whether what a template prints is text of HTML, which jinja escapes.
+
+    Byte code that is kept has this in it, so nothing but the name may decide it.
+    """
     return name is not None and name.endswith(".html.j2")
 
 
