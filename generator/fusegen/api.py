@@ -10,6 +10,7 @@ from .commands.generate import Policy, generate
 from .commands.listing import Entry, OptionEntry, list_options, list_specs, validate
 from .commands.plans import Explanation, PlanRow, Query, draft_after, explain, plan
 from .commands.report import BundleReport, Generated
+from .commands.reporting import Report, report
 from .commands.request import Request
 from .commands.status import BundleStatus, Status, status
 from .commands.upgrade import conflicts, upgrade
@@ -30,6 +31,7 @@ __all__ = [
     "PlanRow",
     "Policy",
     "Query",
+    "Report",
     "Request",
     "Status",
     "build",
@@ -44,6 +46,7 @@ __all__ = [
     "list_specs",
     "load_specs",
     "plan",
+    "report",
     "status",
     "upgrade",
     "validate",

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from fusegen import cli
 from fusegen.cli import colours
-from fusegen.commands.numbers import in_seconds, with_prefix
+from fusegen.emit.text.quantities import in_seconds, with_prefix
 from fusegen.families.gpus import gpu_called
 from fusegen.ir.plan import Status
 

@@ -168,6 +168,15 @@ def test_what_cannot_be_rendered_is_refused(tmp_path: Path, text: str, message: 
         renderer(tmp_path, text).render("hello.txt.j2", Greeting("you"))
 
 
+def test_what_goes_into_html_is_escaped(tmp_path: Path) -> None:
+    text = "<# context: Greeting #>\n<b>${ c.name }</b>\n"
+    for kind in ("html", "txt"):
+        (tmp_path / f"hello.{kind}.j2").write_text(text, encoding="utf-8")
+    made = Renderer([tmp_path])
+    said = {kind: made.render(f"hello.{kind}.j2", Greeting("<&\"'>")) for kind in ("html", "txt")}
+    assert said == {"html": "<b>&lt;&amp;&#34;&#39;&gt;</b>\n", "txt": "<b><&\"'></b>\n"}
+
+
 def test_unknown_template(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match=r"there is no template 'bye.txt.j2'"):
         renderer(tmp_path, "").render("bye.txt.j2", Greeting("you"))
@@ -279,6 +288,7 @@ def test_every_template_and_static_file_is_used() -> None:
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
+    recorder.read("report/page.html.j2")  # tests/unit/test_report.py renders it
     files = {label(path) for path in FOLDER.rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == used
 

@@ -30,6 +30,7 @@ VERBS: Mapping[str, Verb] = {
     "list": Verb("fusegen.cli.list", "Show what exists."),
     "new": Verb("fusegen.cli.new", "Start a spec from a commented file."),
     "plan": Verb("fusegen.cli.plan", "Show what would be made, and what cannot."),
+    "report": Verb("fusegen.cli.report", "Write a page about the modules of bundles."),
     "schema": Verb("fusegen.cli.schema", "Print or write the JSON Schemas of specs."),
     "status": Verb("fusegen.cli.status", "Say what state the files of bundles are in."),
     "upgrade": Verb("fusegen.cli.upgrade", "Make bundles anew and keep your edits."),

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ..emit.python.words import step_name
 from ..emit.text.columns import aligned
+from ..emit.text.quantities import in_bytes, in_seconds, with_prefix
 from ..families.gpus import GPUS, Gpu, gpu_called
 from ..ir.buffers import size_in_bytes
 from ..ir.plan import ModulePlan
@@ -59,14 +60,14 @@ class Numbers:
         """For people: a table of the steps, and sums of each direction."""
         yield "at " + ", ".join(f"{symbol} = {length}" for symbol, length in self.sizes.items())
         if self.gpu is not None:
-            yield f"  floors of {_described(self.gpu)}"
+            yield f"  floors of {described(self.gpu)}"
         yield "  all gradients are asked for, those of optional parameters excepted"
         yield f"  parameters {in_bytes(self.parameters)}, saved {in_bytes(self.saved)} at most"
         rows: list[tuple[str, ...]] = [_HEAD if self.rates else _HEAD[:3]]
         for name, group in groupby(self.costs, lambda cost: cost.program.function):
             own = tuple(group)
             for each in own:
-                bound = _bound(each, self.rates) if self.rates else ""
+                bound = bound_of(each, self.rates) if self.rates else ""
                 rows.append(_row(step_name(each.step, each.index), (each,), self.rates, bound))
             rows.append(_row(f"{name}, all steps", own, self.rates))
         yield from (f"  {line}" for line in aligned(rows))
@@ -83,7 +84,8 @@ def _row(name: str, own: tuple[Cost, ...], rates: Rates | None, bound: str = "")
     return (*row, in_seconds(sum(each.floor(rates) for each in own)), bound)
 
 
-def _bound(cost: Cost, rates: Rates) -> str:
+def bound_of(cost: Cost, rates: Rates) -> str:
+    """What a step's floor is the time of."""
     return "operations" if cost.computing(rates) > cost.moving(rates) else "bytes"
 
 
@@ -95,17 +97,20 @@ def _step_json(cost: Cost, rates: Rates | None) -> dict[str, object]:
         "bytes": cost.moved,
     }
     if rates is not None:
-        data |= {"floor_seconds": cost.floor(rates), "bound_by": _bound(cost, rates)}
+        data |= {"floor_seconds": cost.floor(rates), "bound_by": bound_of(cost, rates)}
     return data
 
 
-def _described(gpu: Gpu) -> str:
+def described(gpu: Gpu) -> str:
+    """A GPU and what its data sheet promises."""
     rates = (f"{rate / 1e12:.0f} TFLOP/s of {bits} bits" for bits, rate in gpu.rates.items())
     return f"{gpu.name}: {gpu.bandwidth / 1e9:.0f} GB/s, {', '.join(rates)}, by its data sheet"
 
 
-def numbers(plan: ModulePlan, arch: ArchSpec, sizes: str, gpu: str | None = None) -> Numbers:
-    """A plan at sizes such as `T=65536,E=128,H=2048,F=768`.
+def numbers(
+    plan: ModulePlan, arch: ArchSpec, sizes: Mapping[str, int], gpu: str | None = None
+) -> Numbers:
+    """A plan at sizes.
 
     Args:
         plan: of a module.
@@ -131,36 +136,64 @@ def numbers(plan: ModulePlan, arch: ArchSpec, sizes: str, gpu: str | None = None
     )
 
 
-def sizes_of(plan: ModulePlan, text: str) -> dict[str, int]:
-    """Every dimension's size by its symbol.
+def read_sizes(text: str) -> dict[str, int]:
+    """Sizes by the names that a command line such as `T=65536,E=128,H=2048,F=768` has for them.
 
     Raises:
-        UsageError: one is missing, unknown, given twice, or no number.
+        UsageError: one is given twice, or no number.
     """
-    called = {dim.keyword: dim.symbol for dim in plan.dims}
-    called |= {dim.symbol: dim.symbol for dim in plan.dims}
-    wanted = ", ".join(f"{dim.symbol} ({dim.keyword})" for dim in plan.dims)
     found: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, number = (word.strip() for word in part.partition("="))
+        if name in found:
+            raise UsageError(_twice(name))
+        if not number.isdecimal() or not 1 <= int(number) <= LARGEST:
+            raise UsageError(f"--sizes: expected {name}=<number from 1 to 2^40>, got {part!r}")
+        found[name] = int(number)
+    return found
+
+
+def _twice(name: str) -> str:
+    return f"--sizes: {name} is given twice"
+
+
+def names_of_sizes(plan: ModulePlan) -> dict[str, str]:
+    """What sizes of a plan may be called, and the symbol of each."""
+    called = {dim.keyword: dim.symbol for dim in plan.dims}
+    return called | {dim.symbol: dim.symbol for dim in plan.dims}
+
+
+def sizes_of(plan: ModulePlan, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Every dimension's size by its symbol.
+
+    Raises:
+        UsageError: one is missing, unknown, or given by both of its names.
+    """
+    called = names_of_sizes(plan)
+    wanted = ", ".join(f"{dim.symbol} ({dim.keyword})" for dim in plan.dims)
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
         symbol = called.get(name)
         if symbol is None:
             raise UsageError(f"--sizes: {plan.cell} has no dimension {name!r}; known: {wanted}")
         if symbol in found:
-            raise UsageError(f"--sizes: {name} is given twice")
-        if not number.isdecimal() or not 1 <= int(number) <= LARGEST:
-            raise UsageError(f"--sizes: expected {name}=<number from 1 to 2^40>, got {part!r}")
-        found[symbol] = int(number)
+            raise UsageError(_twice(name))
+        found[symbol] = size
     missing = [f"{dim.symbol} ({dim.keyword})" for dim in plan.dims if dim.symbol not in found]
     if missing:
         raise UsageError(f"--sizes: {plan.cell} has {wanted}; add {', '.join(missing)}")
     return {dim.symbol: found[dim.symbol] for dim in plan.dims}
 
 
+def gpus_of(plan: ModulePlan, arch: ArchSpec) -> tuple[Gpu, ...]:
+    """GPUs that run a plan, and whose rates of all of its GEMMs are known."""
+    wanted = {mode.bits for mode in modes(plan)}
+    return tuple(g for g in GPUS if arch.runs_on(g.capability) and wanted <= g.rates.keys())
+
+
 def _gpu(plan: ModulePlan, arch: ArchSpec, word: str | None) -> Gpu | None:
     """The GPU of a name, or the one that stands for an architecture."""
-    wanted = {mode.bits for mode in modes(plan)}
-    fit = [gpu for gpu in GPUS if arch.runs_on(gpu.capability) and wanted <= gpu.rates.keys()]
+    fit = gpus_of(plan, arch)
     if word is None:
         part = next((gpu for gpu in fit if arch.name.endswith(f"_{gpu.name}")), None)
         return part or next(iter(fit), None)
@@ -176,30 +209,3 @@ def _gpu(plan: ModulePlan, arch: ArchSpec, word: str | None) -> Gpu | None:
 def _one_of(fit: Iterable[Gpu], arch: ArchSpec) -> str:
     names = ", ".join(gpu.name for gpu in fit)
     return f"what runs it: {names}" if names else f"{arch.name} is no GPU's, so leave --gpu out"
-
-
-# ---- numbers for people
-
-
-def with_prefix(number: float, unit: str) -> str:
-    """`1.23 TFLOP`; no more than four digits."""
-    prefixes = ["", "k", "M", "G", "T", "P", "E"]
-    while number >= 999.5 and len(prefixes) > 1:
-        number, prefixes = number / 1000, prefixes[1:]
-    digits = 0 if number >= 99.5 or number == int(number) else 1 if number >= 9.95 else 2
-    return f"{number:.{digits}f} {prefixes[0]}{unit}"
-
-
-def in_bytes(number: int) -> str:
-    """Bytes, in powers of 1000."""
-    return with_prefix(number, "B")
-
-
-def in_seconds(seconds: float) -> str:
-    """`0.04 ns`, `12.3 us` or `4.56 ms`."""
-    micro = seconds * 1e6
-    if micro >= 999.5:
-        return f"{micro / 1000:.2f} ms"
-    if micro < 0.995:
-        return f"{micro * 1000:.3g} ns"
-    return f"{micro:.1f} us" if micro >= 9.95 else f"{micro:.2f} us"

@@ -28,7 +28,7 @@ from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.offers import not_offered
 from ..spec.usage import UsageError, known, spec_named
-from .numbers import Numbers, numbers
+from .numbers import Numbers, numbers, read_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def explain(
     lines = (*explain_plan(made), *explain_rewrites(made, left_out))
     if sizes is None:
         return Explanation(_plan_row(made), lines, made)
-    at_sizes = numbers(made, specs.archs[named], sizes, gpu)
+    at_sizes = numbers(made, specs.archs[named], read_sizes(sizes), gpu)
     return Explanation(_plan_row(made), (*lines, "", *at_sizes.lines()), made, at_sizes)
 
 

@@ -54,7 +54,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
-            autoescape=False,
+            autoescape=_is_html,
             bytecode_cache=_byte_code(compiled),
         )
 
@@ -90,6 +90,14 @@ class Renderer:
             for name, path in self.files.items()
             if name.startswith(prefix)
         }
+
+
+def _is_html(name: str | None) -> bool:
+    """Whether what a template prints is text of HTML, which jinja escapes.
+
+    Byte code that is kept has this in it, so nothing but the name may decide it.
+    """
+    return name is not None and name.endswith(".html.j2")
 
 
 def _byte_code(folder: Path | None) -> jinja2.BytecodeCache | None:

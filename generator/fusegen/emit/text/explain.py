@@ -59,7 +59,7 @@ def _lines(plan: ModulePlan) -> Iterator[str]:
         yield f"emulation moves {_formula(_decoding_traffic(plan))} bytes more"
     yield ""
     yield "buffers"
-    yield from _table(_buffer_rows(plan))
+    yield from _table(buffer_rows(plan))
     for direction in plan.directions:
         yield ""
         yield from _direction(plan, direction)
@@ -83,15 +83,19 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
         plan: of the module.
         left_out: fusions that were not to apply.
     """
-    rows = [(name, "", "left out by --no-fusion") for name in left_out]
-    rows += [
-        (each.rule, each.place, f"not applied: {each.reason}" if each.reason else "applied")
-        for each in plan.rewrites
-    ]
+    rows = [*rewrite_rows(plan, left_out)]
     if rows:
         yield ""
         yield "fusions"
         yield from _table(rows)
+
+
+def rewrite_rows(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Of each fusion its name, the steps that it found, and whether it replaced them."""
+    yield from ((name, "", "left out by --no-fusion") for name in left_out)
+    for each in plan.rewrites:
+        outcome = f"not applied: {each.reason}" if each.reason else "applied"
+        yield (each.rule, each.place, outcome)
 
 
 def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
@@ -102,7 +106,8 @@ def _decoding_traffic(plan: ModulePlan) -> Iterator[Buffer]:
             yield plan.buffer(step.out)
 
 
-def _buffer_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
+def buffer_rows(plan: ModulePlan) -> Iterator[tuple[str, ...]]:
+    """Of each buffer its name, shape, type, bytes and what it is."""
     used = {name for program in plan.programs for name in _names(program)}
     for buffer in plan.buffers:
         if buffer.name in used:
@@ -195,11 +200,18 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
     called = _under(program.when)
     yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
-    yield from _table(r for i, s in enumerate(program.steps, 1) for r in _rows(plan, program, s, i))
+    yield from _table(
+        r for i, s in enumerate(program.steps, 1) for r in step_rows(plan, program, s, i)
+    )
 
 
-def _rows(plan: ModulePlan, program: Program, step: Step, index: int) -> Iterator[tuple[str, ...]]:
-    """A row for a step; behind one that runs in a loop, a row for each of its parts."""
+def step_rows(
+    plan: ModulePlan, program: Program, step: Step, index: int
+) -> Iterator[tuple[str, ...]]:
+    """A row for a step; behind one that runs in a loop, a row for each of its parts.
+
+    A row has the step in words, its kernels, operations, bytes, condition and fusion.
+    """
     if step.chunks is None:
         yield _step_row(plan, program, step, index)
         return
@@ -241,12 +253,13 @@ def _saved(plan: ModulePlan) -> Iterator[str]:
     if not plan.saved:
         yield "  nothing"
         return
-    yield from _table(_saved_row(plan, result) for result in plan.saved)
+    yield from _table(saved_row(plan, result) for result in plan.saved)
     everything = _formula(plan.buffer(result.buffer) for result in plan.saved)
     yield f"  at most {everything} bytes, inputs and parameters included"
 
 
-def _saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
+def saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
+    """Of a saved tensor its name, bytes, and when it is saved."""
     size = to_markdown(size_in_bytes(plan.buffer(result.buffer)))
     when = f"if {any_of(result.when)}" if result.when else "always"
     return (result.buffer, f"{size} bytes", when)
@@ -254,12 +267,21 @@ def _saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
 
 def _dispatch(kernels: KernelSet) -> Iterator[str]:
     yield f"  {kernels.name}"
+    for when, *candidates in rule_rows(kernels):
+        if len(candidates) == 1:
+            yield f"    {when}: {candidates[0]}"
+            continue
+        yield f"    {when}: least of"
+        yield from (f"      {each}" for each in candidates)
+
+
+def rule_rows(kernels: KernelSet) -> Iterator[tuple[str, ...]]:
+    """Of each rule when it holds, and what it chooses: of several the one with the least time."""
     for rule in kernels.rules:
         if len(rule.candidates) == 1:
-            yield f"    {rule.words}: {rule.points[0] or 'the only one'}"
-            continue
-        yield f"    {rule.words}: least of"
-        yield from (f"      {each.point}: {each.words}" for each in rule.candidates)
+            yield (rule.words, rule.points[0] or "the only one")
+        else:
+            yield (rule.words, *(f"{each.point}: {each.words}" for each in rule.candidates))
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
