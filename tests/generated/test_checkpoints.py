@@ -509,6 +509,9 @@ def test_every_problem_is_named_at_once(bundle: str, checkpoints: Any) -> None:
     with pytest.raises(RuntimeError) as caught:
         checkpoints.read(layer, {"m.gate_up_proj": torch.zeros(2)}, checkpoints.EXPERTS, "m.")
     assert len(str(caught.value).splitlines()) == 1 + 3 * GROUPS + 1
+    others = {f"layers.{number}": torch.zeros(2) for number in range(99)}
+    with pytest.raises(RuntimeError, match=rf"\nand {3 * GROUPS + 99 - 20} more$"):
+        checkpoints.read(layer, others, checkpoints.EXPERTS)
 
 
 def test_layouts_that_do_not_fit(bundle: str, checkpoints: Any) -> None:

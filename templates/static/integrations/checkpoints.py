@@ -242,8 +242,7 @@ def read(
     wanted = {prefix + key for found in tensors.values() for key in found}
     extras = [key for key in given.keys() - wanted if _is_extra(key, layout)]
     problems += _unexpected(own, sorted(given.keys() - wanted - {*extras}), layout, prefix)
-    if problems:
-        raise RuntimeError("\n".join([f"{own.name}: from {layout.name}:", *problems]))
+    _refuse(f"{own.name}: from {layout.name}:", problems)
     _warn_of_extras(own.name, {key: given[key] for key in extras})
     result = own.state()
     for parameter in own.parameters:
@@ -268,8 +267,7 @@ def write(layer: nn.Module, layout: Layout, prefix: str = "") -> dict[str, Tenso
         RuntimeError: the layout has no place for a parameter; the message says which.
     """
     own = _Layer(layer, layout)
-    if own.problems:
-        raise RuntimeError("\n".join([f"{own.name}: to {layout.name}:", *own.problems]))
+    _refuse(f"{own.name}: to {layout.name}:", own.problems)
     result = {}
     for parameter in own.parameters:
         whole = own.whole(parameter)
@@ -317,7 +315,7 @@ _OF_A_GROUP = re.compile(r"((?:.*\.)?(?:weight|bias))(\d+)")
 class _Layer:
     """What is to be read or written of a layer."""
 
-    def __init__(self, layer: nn.Module, layout: Layout) -> None:
+    def __init__(self, layer: Any, layout: Layout) -> None:
         cells = [each.__module__.rpartition(".")[2] for each in type(layer).__mro__]
         cell = next((cell for cell in cells if cell in PARAMETERS), None)
         if cell is None:
@@ -451,6 +449,16 @@ def _reordered(whole: Tensor, rows: int, block: int, wanted: int) -> Tensor:
 
 
 # ---- what may be wrong with a state
+
+
+_MOST = 20
+"""Problems that an error names; a prefix that was forgotten makes thousands."""
+
+
+def _refuse(what: str, problems: Sequence[str]) -> None:
+    if problems:
+        more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+        raise RuntimeError("\n".join([what, *problems[:_MOST], *more]))
 
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -201,7 +201,7 @@ def _join(module: PerGroup) -> None:
 
 def _parts_that_fit(module: PerGroup, name: str) -> list[Tensor]:
     """The parameters of a name, where one tensor can hold them all."""
-    parts = [module._parameters.get(each) for each in module._names[name]]
+    parts: list[Tensor | None] = [module._parameters.get(own) for own in module._names[name]]
     if not _are_plain(parts):
         return []
     found = [part for part in parts if part is not None and not part.is_meta]
@@ -211,15 +211,13 @@ def _parts_that_fit(module: PerGroup, name: str) -> list[Tensor]:
 
 def _around(parts: Sequence[Tensor]) -> Tensor:
     """The tensor that the parts would lie in, as where a checkpoint kept them side by side."""
-    first, shape = parts[0], (len(parts), *parts[0].shape)
+    first, elements = parts[0], len(parts) * parts[0].numel()
+    storages = {part.untyped_storage().data_ptr() for part in parts}
     held = first.untyped_storage()
-    elements = held.nbytes() // first.itemsize - first.storage_offset()
-    if (
-        len({part.untyped_storage().data_ptr() for part in parts}) > 1
-        or elements < len(parts) * first.numel()
-    ):
+    if len(storages) > 1 or held.nbytes() < (first.storage_offset() + elements) * first.itemsize:
         return torch.stack([*parts])
-    return first.new_empty(0).set_(held, first.storage_offset(), shape)
+    shape, stride = (len(parts), *first.shape), (first.numel(), *first.stride())
+    return first.new_empty(0).set_(held, first.storage_offset(), shape, stride)
 
 
 class _Join(torch.autograd.Function):
