@@ -137,7 +137,7 @@ def _read_as_it_is(module: PerGroup, name: str, parts: Sequence[Any]) -> Tensor 
     if torch.compiler.is_compiling():  # asked when it runs; what is exported has to stand alone
         return None if torch.compiler.is_exporting() else whole
     if _first_elsewhere(whole, parts) is not None:
-        del module._whole[name]
+        module._whole.pop(name, None)
         return None
     return whole
 
@@ -230,7 +230,8 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.before is not None and _library.held(*ctx.before[0]) != ctx.before:
+        before = None if torch.compiler.is_compiling() else ctx.before
+        if before is not None and _library.held(*before[0]) != before:
             raise RuntimeError(
                 "a parameter of a group was changed in place between a forward and its backward; "
                 "step the optimiser after the backward"
