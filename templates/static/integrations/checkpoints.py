@@ -13,7 +13,6 @@ Values are only moved, so what is read and written again is the same, bit for bi
 from __future__ import annotations
 
 import difflib
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -309,9 +308,6 @@ class _Parameter:
         return int(self.grouped)
 
 
-_OF_A_GROUP = re.compile(r"((?:.*\.)?(?:weight|bias))(\d+)")
-
-
 class _Layer:
     """What is to be read or written of a layer."""
 
@@ -334,8 +330,8 @@ class _Layer:
         named = dict(self.layer.named_parameters())
         paths: dict[str, list[str]] = {}
         for name in named:
-            match = _OF_A_GROUP.fullmatch(name)
-            paths.setdefault(match[1] if match else name, []).append(name)
+            parted = (own for own in self.laid_out.grouped if _is_of_a_group(name, own))
+            paths.setdefault(next(parted, name), []).append(name)
         for path, names in paths.items():
             shape = tuple(named[names[0]].shape)
             if names != [path]:
@@ -433,6 +429,10 @@ class _Layer:
         if parameter.names == (parameter.path,):
             return {parameter.path: whole}
         return dict(zip(parameter.names, whole.unbind(0), strict=True))
+
+
+def _is_of_a_group(name: str, path: str) -> bool:
+    return name.startswith(path) and name[len(path) :].isdecimal()
 
 
 def _reordered(whole: Tensor, rows: int, block: int, wanted: int) -> Tensor:
