@@ -64,6 +64,12 @@ CELLS = tuple(
             "grouped_mlp_srelu fp8_delayed scaled_bias recompute_activations reduced_amax",
             "grouped_mlp fp8_rowwise interleaved_32 scaled_bias dequantized_backward",
             "grouped_mlp mxfp8 scaled_bias high_precision_backward",
+            # a parameter for each group
+            "grouped_linear bf16 parameter_per_group",
+            "grouped_linear fp8_rowwise parameter_per_group debug",
+            "grouped_mlp fp8_delayed parameter_per_group reduced_amax",
+            "grouped_mlp_situglu nvfp4 interleaved_32 scaled_bias parameter_per_group"
+            " recompute_activations",
             # shared amaxes, activations that are made again
             "grouped_mlp fp8_delayed reduced_amax",
             "grouped_mlp bf16 recompute_activations",

@@ -66,6 +66,12 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("grouped_mlp", ("fp8_delayed",), ("reduced_amax", "recompute_activations")),
     ("grouped_mlp", ("bf16", "fp8_block", "mxfp8"), ("interleaved_32", "scaled_bias")),
     ("grouped_mlp", ("bf16", "fp8_delayed"), ("interleaved_32", "recompute_activations")),
+    ("grouped_mlp", ("bf16", "fp8_delayed"), ("parameter_per_group", "recompute_activations")),
+    (
+        "grouped_mlp",
+        ("fp8_block",),
+        ("interleaved_32", "scaled_bias", "parameter_per_group", "recompute_activations"),
+    ),
     ("grouped_mlp", ("nvfp4",), ("high_precision_backward", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_block",), ("dequantized_backward", "add_to_main_grad")),
     ("grouped_mlp", ("fp8_delayed", "nvfp4"), ("debug", "nvtx_ranges")),

@@ -37,10 +37,18 @@ IN_GEMMS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_EXPERTS = (
-    *("scale_bias", "main_grad", "delay_wgrad", "weight_cache", "save", "amax_reduction"),
+    *(
+        "scale_bias",
+        "parameters",
+        "main_grad",
+        "delay_wgrad",
+        "weight_cache",
+        "save",
+        "amax_reduction",
+    ),
     *("backward_precision", "ranges", "debug"),
 )
-IN_MLPS = tuple(name for name in IN_EXPERTS if name != "scale_bias")
+IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -53,7 +61,7 @@ INHERITED = {
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,
-    "grouped_linear": ("scale_bias", *IN_GEMMS),
+    "grouped_linear": ("scale_bias", "parameters", *IN_GEMMS),
     "grouped_mlp": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_clamped_qgeglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_situglu": ("glu_interleave", *IN_EXPERTS),
@@ -110,7 +118,8 @@ INHERITED = {
 """What each module has without a word in its spec."""
 
 WORDS = (
-    *("interleaved_32", "scaled_bias", "add_to_main_grad", "write_main_grad"),
+    *("interleaved_32", "scaled_bias", "parameter_per_group"),
+    *("add_to_main_grad", "write_main_grad"),
     *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "cached_weights"),
     *("quantized_weights", "recompute_activations", "reduced_amax", "high_precision_backward"),
     *("dequantized_backward", "nvtx_ranges", "debug"),
@@ -225,6 +234,7 @@ def test_a_reason_is_about_the_ops_of_the_module() -> None:
     reasons = {
         "interleaved_32": "of silu no op is a gated activation, whose halves could alternate",
         "scaled_bias": "no grouped GEMM adds a bias that could be scaled",
+        "parameter_per_group": "no grouped GEMM reads a parameter of each group",
         "add_to_main_grad": "no GEMM gives the gradient of a weight",
         "delayed_wgrad": "no GEMM gives the gradient of a weight",
         "cached_weights": "no GEMM reads a weight whose copies could be kept",
@@ -266,7 +276,7 @@ def test_what_excludes_another_says_why(option: Option, exclusion: Exclusion) ->
     for words in (pair, pair[::-1], ("debug", *pair)):
         assert excluded(words) == exclusion.reason
         with pytest.raises(NotPossible, match=re.escape(exclusion.reason)):
-            resolve_module(SPECS, Cell("linear", "fp8_delayed", words), "cpu")
+            resolve_module(SPECS, Cell("grouped_linear", "fp8_delayed", words), "cpu")
 
 
 def test_exclusions_stand_once() -> None:

@@ -22,6 +22,7 @@ from .kernels.units import (
 )
 from .launcher.program import launcher_context
 from .python.cell import CellContext, cell_context
+from .python.checkpoints import CheckpointsContext, checkpoints_context
 from .python.conversions import QuantizeContext, quantize_context
 from .python.experts import ExpertsContext, experts_context
 from .python.sharding import sharding_context
@@ -43,6 +44,7 @@ _KINDS = {
 
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
+_FOR_CHECKPOINTS = {"__init__.py", "checkpoints.py"}
 _BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
 
 _SOURCES = "csrc/sources.cmake"
@@ -85,6 +87,7 @@ class BundleContext:
     example: ExampleText
     kernel_rows: tuple[KernelRow, ...]
     experts: ExpertsContext | None
+    checkpoints: CheckpointsContext | None
     sources: tuple[str, ...]
 
 
@@ -184,6 +187,7 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
         experts=experts_context(plans),
+        checkpoints=checkpoints_context(plans),
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
@@ -283,12 +287,18 @@ def _cell(
 
 def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
     """Files for other libraries; none where no cell is of use to them."""
+    if context.checkpoints is None:
+        return
+    folder = "integrations/"
+    owners, path = tuple(each.cell for each in context.checkpoints.cells), f"{folder}_parameters.py"
+    yield _render(renderer, path, f"{path}.j2", context.checkpoints, owners, ())
+    yield from _copies(renderer, "integrations", folder, owners, _FOR_CHECKPOINTS)
     if context.experts is None:
         return
-    owners, path = tuple(each.cell for each in context.experts.cells), "integrations/_experts.py"
+    owners, path = tuple(each.cell for each in context.experts.cells), f"{folder}_experts.py"
     yield _render(renderer, path, f"{path}.j2", context.experts, owners, ())
-    statics = {*renderer.static("integrations")}
-    yield from _copies(renderer, "integrations", "integrations/", owners, statics)
+    others = {*renderer.static("integrations")} - _FOR_CHECKPOINTS
+    yield from _copies(renderer, "integrations", folder, owners, others)
 
 
 def _compiled(

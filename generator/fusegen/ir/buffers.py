@@ -68,6 +68,8 @@ class Parameter:
         init: how it is filled.
         fan_in: number of inputs per output, which sets the bound of a uniform fill.
         quantized: the module has its copies alone; in its place stands a tensor without memory.
+        per_group: the module has a parameter for each index of the first dimension; their names
+            are the path and that index.
     """
 
     buffer: str
@@ -75,6 +77,7 @@ class Parameter:
     init: Init
     fan_in: Expr
     quantized: bool = False
+    per_group: bool = False
 
 
 class StateFill(str, Enum):

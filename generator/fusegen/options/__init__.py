@@ -16,6 +16,7 @@ from .delay_wgrad import DELAY_WGRAD
 from .glu_interleave import GLU_INTERLEAVE
 from .main_grad import MAIN_GRAD
 from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts, Scope
+from .parameters import PARAMETERS
 from .ranges import RANGES
 from .save import SAVE
 from .scale_bias import SCALE_BIAS
@@ -38,6 +39,7 @@ __all__ = [
 OPTIONS: tuple[Option, ...] = (
     GLU_INTERLEAVE,
     SCALE_BIAS,
+    PARAMETERS,
     MAIN_GRAD,
     DELAY_WGRAD,
     WEIGHT_CACHE,

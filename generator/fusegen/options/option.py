@@ -55,6 +55,7 @@ class ModuleFacts:
         weights: an operand of a GEMM is a parameter.
         weight_gradients: a GEMM gives the gradient of a parameter.
         grouped_bias: a grouped GEMM adds a bias.
+        grouped_weights: an operand of a grouped GEMM is a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
         chunks: an op has a chunk of the rows of a tensor at a time.
@@ -66,6 +67,7 @@ class ModuleFacts:
     weights: bool = False
     weight_gradients: bool = False
     grouped_bias: bool = False
+    grouped_weights: bool = False
     halves: bool = False
     inner_activations: bool = False
     chunks: bool = False

@@ -15,6 +15,7 @@ from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
 from ..options.glu_interleave import INTERLEAVED
 from ..options.main_grad import MainGrad
+from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
 from ..options.weight_cache import ALONE, CACHED
@@ -39,6 +40,7 @@ from .kernels import choose_kernels, choose_merged
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
+from .parameter_per_group import part_by_group
 from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
@@ -284,6 +286,14 @@ PASSES: tuple[Pass, ...] = (
         needs=_of(Property.MATH),
         before=_of(Property.QUANTIZED),
         options=(RECOMPUTE,),
+    ),
+    Pass(
+        "parameter_per_group",
+        "Parameters of which each group has a part become one for each group.",
+        lambda draft, _: part_by_group(draft),
+        needs=_of(Property.DIFFERENTIATED),
+        before=_of(Property.QUANTIZED),
+        options=(PER_GROUP,),
     ),
     Pass(
         "main_grad",

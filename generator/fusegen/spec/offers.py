@@ -36,6 +36,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         weights=any(map(_reads_weight, gemms)),
         weight_gradients=any(map(_gives_weight_gradient, chain)),
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
+        grouped_weights=any(map(_reads_weights_of_groups, gemms)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
         inner_activations=any(map(_recomputed, chain[:-1])),
         chunks=any(tensor.chunk for op in chain for tensor in op.internal.values()),
@@ -160,6 +161,11 @@ def _recomputed(op: OpSpec) -> bool:
 
 def _reads_weight(op: OpSpec) -> bool:
     gemms = (step for step in op.forward if _is_gemm(step))
+    return any(step.get("b") in op.parameters for step in gemms)
+
+
+def _reads_weights_of_groups(op: OpSpec) -> bool:
+    gemms = (step for step in op.forward if _is_gemm(step) and step.get("groups"))
     return any(step.get("b") in op.parameters for step in gemms)
 
 

@@ -58,6 +58,8 @@ class ParameterText:
         optional: only with ``bias=True``.
         init: source of the in-place fill, without the tensor.
         quantized: the class has its copies alone.
+        groups: Python source of how many parameters stand in its place; empty where it is one.
+        own_shape: tuple source of the shape of each of them.
     """
 
     path: str
@@ -68,6 +70,8 @@ class ParameterText:
     optional: bool
     init: str
     quantized: bool
+    groups: str
+    own_shape: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,13 @@ class HolderText:
     Attributes:
         name: of the attribute.
         class_name: of its class.
+        bases: of that.
         tensors: declarations of what it has, ``weight: nn.Parameter``.
     """
 
     name: str
     class_name: str
+    bases: str
     tensors: tuple[str, ...]
 
 
@@ -152,6 +158,8 @@ class CellContext:
         parts: names of those whose tensors a call reads.
         called_parts: sources of these.
         uses_parts: whether the module's file names ``_parts``.
+        joins_groups: whether parameters of groups stand in the place of one.
+        uses_nn: whether it names ``nn``.
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
@@ -208,6 +216,8 @@ class CellContext:
     parts: tuple[str, ...]
     called_parts: tuple[str, ...]
     uses_parts: bool
+    joins_groups: bool
+    uses_nn: bool
     keywords: tuple[KeywordText, ...]
     lookups: tuple[str, ...]
     call_arguments: tuple[str, ...]
@@ -240,6 +250,8 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
                 optional=buffer.optional,
                 init=fill,
                 quantized=parameter.quantized,
+                groups=dims[0] if parameter.per_group else "",
+                own_shape=", ".join(dims[1:]),
             )
         )
     return tuple(texts)
@@ -251,8 +263,11 @@ def _declared(
     """What each holder has, declared for type checkers: `nn.Module` knows of attributes no type."""
     found: dict[str, list[str]] = {}
     for parameter in parameters:
+        lines = found.setdefault(parameter.holder, [])
+        if parameter.groups:  # attributes of names that only the constructor knows
+            continue
         kind = "nn.Parameter | None" if parameter.optional else "nn.Parameter"
-        found.setdefault(parameter.holder, []).append(f"{parameter.name}: {kind}")
+        lines.append(f"{parameter.name}: {kind}")
     for holder, line in declarations(states):
         found.setdefault(holder, []).append(line)
     return {holder: tuple(lines) for holder, lines in found.items()}
@@ -291,8 +306,13 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     lookups, call_arguments = _call(plan, main_grads, parts)
     autograd = autograd_text(plan, tuple(by_name.values()))
     base = _base(plan, states)
+    grouped = {parameter.holder for parameter in parameters if parameter.groups}
     tensors = _declared(parameters, states)
-    holders = tuple(HolderText(h, _class_of(h), own) for h, own in tensors.items() if h)
+    holders = tuple(
+        HolderText(h, _class_of(h), _with_groups("_parts.Part", joins=h in grouped), own)
+        for h, own in tensors.items()
+        if h
+    )
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -355,9 +375,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=holders,
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
-        uses_parts=bool(
-            holders or any(state.parts for state in states) or base.startswith("_parts.")
-        ),
+        uses_parts=bool(holders or any(state.parts for state in states) or "_parts." in base),
+        joins_groups=bool(grouped),
+        uses_nn=bool(parts) or "nn." in base or not all(p.groups for p in parameters),
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
@@ -396,7 +416,13 @@ def _base(plan: ModulePlan, states: tuple[StateText, ...]) -> str:
     if plan.quantized:
         return "_quantized_weights.QuantizedWeights"
     own = any(not state.holder for state in states)
-    return "_parts.KeepsBuffers" if own else "nn.Module"
+    joins = any(parameter.per_group for parameter in plan.parameters)
+    return _with_groups("_parts.KeepsBuffers" if own else "nn.Module", joins=joins)
+
+
+def _with_groups(base: str, *, joins: bool) -> str:
+    """The bases of a class; what joins groups does so around what else its base does."""
+    return f"_per_group.PerGroup, {base}" if joins else base
 
 
 def _called_parts(plan: ModulePlan) -> dict[str, str]:
@@ -415,9 +441,12 @@ def _call(
 
     def reached(path: str, kind: str = "parameter") -> str:
         holder, _, name = path.rpartition(".")
-        return f'_library.{kind}({parts.get(holder, "self")}, "{name}")'
+        look = "_per_group.joined" if path in joined else f"_library.{kind}"
+        return f'{look}({parts.get(holder, "self")}, "{name}")'
 
     paths = {parameter.buffer: parameter.path for parameter in plan.parameters}
+    joined = [parameter.path for parameter in plan.parameters if parameter.per_group]
+    holders = dict.fromkeys(parts.get(path.rpartition(".")[0], "self") for path in joined)
     held = {parameter.buffer for parameter in plan.quantized}
     copied = _copied(plan)
     found = dict.fromkeys((*(m.argument for m in main_grads), *copied))
@@ -441,6 +470,8 @@ def _call(
             scalars.append(f"{m.overwrite}=_library.overwrites_main_grad({m.argument})")
 
     def tensor(name: str) -> str:
+        if name == plan.groups and joined:
+            return f'_per_group.checked("{plan.cell}", {name}, {", ".join(holders)})'
         if name not in paths:
             return name
         source = name if name in found else reached(paths[name])
@@ -499,6 +530,7 @@ def _representation(
     parts = [f"{k.name}={{self.{k.name}}}" for k in keywords]
     parts += [f"{attribute.name}={{self.{attribute.name}}}" for attribute in plan.attributes]
     if has_bias:
-        path = next(p.path for p in plan.parameters if plan.buffer(p.buffer).optional)
+        bias = next(p for p in plan.parameters if plan.buffer(p.buffer).optional)
+        path = f"{bias.path}0" if bias.per_group else bias.path
         parts.append(f"bias={{self.{path} is not None}}")
     return pieces(", ".join(parts), width=80) if parts else ()

@@ -69,6 +69,8 @@ class TestContext:
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
+        per_group: paths of parameters that each group has one of; empty where there are none.
+        per_group_arguments: what the function calls them all.
     """
 
     __test__ = False
@@ -122,6 +124,8 @@ class TestContext:
     caches: str
     reads_caches_again: bool
     quantized: str
+    per_group: str
+    per_group_arguments: str
     copied_parameters: str
     refresh_op: str
     refresh_arguments: str
@@ -185,6 +189,7 @@ def test_context(plan: ModulePlan) -> TestContext:
     tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
+    per_group = [p for p in plan.parameters if p.per_group]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
@@ -245,6 +250,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
+        per_group=_tuple([p.path for p in per_group]) if per_group else "",
+        per_group_arguments=_tuple([p.buffer for p in per_group]),
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
         copied_parameters=_copied_parameters(plan),
         refresh_op=op_name(plan, plan.refresh) if plan.refresh else "",

@@ -1,0 +1,64 @@
+"""Context of a bundle's list of what state dicts do not tell of its cells' parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...ir.plan import ModulePlan
+from ...ir.step import HALVES, INTERLEAVE, Step
+from ...steps import is_gemm
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutText:
+    """How a cell's parameters are laid out.
+
+    Attributes:
+        cell: its name.
+        grouped: Python source of the paths of parameters whose first dimension is that of groups.
+        gated: the same of those whose rows are gate and up of an activation.
+        block: rows of gate and up alternate in blocks of so many; 0 where gate is all before up.
+    """
+
+    cell: str
+    grouped: str
+    gated: str
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsContext:
+    """Everything ``integrations/_parameters.py`` states: every cell that has parameters."""
+
+    cells: tuple[LayoutText, ...]
+
+
+def checkpoints_context(plans: Iterable[ModulePlan]) -> CheckpointsContext | None:
+    """What the file states; None where no cell has parameters."""
+    cells = tuple(_layout(plan) for plan in plans if plan.parameters)
+    return CheckpointsContext(cells) if cells else None
+
+
+def _layout(plan: ModulePlan) -> LayoutText:
+    activations = [step for step in plan.exact if _reads_halves(step)]
+    read = {each.buffer for step in activations for each in step.inputs}
+    gemms = [step for step in plan.exact if is_gemm(step)]
+    gated = _parameters_of(step for step in gemms if step.out in read)
+    grouped = _parameters_of(step for step in gemms if step.input("groups"))
+    alternate = any(step.pointwise and step.pointwise.interleaved for step in activations)
+    return LayoutText(
+        cell=plan.cell,
+        grouped=repr(tuple(p.path for p in plan.parameters if p.buffer in grouped)),
+        gated=repr(tuple(p.path for p in plan.parameters if p.buffer in gated)),
+        block=INTERLEAVE if alternate else 0,
+    )
+
+
+def _reads_halves(step: Step) -> bool:
+    math = step.pointwise
+    return math is not None and any(each.access in HALVES for each in math.operands)
+
+
+def _parameters_of(gemms: Iterable[Step]) -> set[str | None]:
+    return {step.input(slot) for step in gemms for slot in ("b", "add")}
