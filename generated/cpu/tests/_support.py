@@ -75,6 +75,15 @@ def random_tensor(
     return values.to(dtype).to(device)
 
 
+def stacked_groups(own: Tensors, names: Iterable[str]) -> Tensors:
+    """Parameters `weight0`, `weight1`, ... as one by the name `weight`; others as they are."""
+    found = dict(own)
+    for name in names:
+        count = sum(each.removeprefix(name).isdigit() for each in own)
+        found[name] = torch.stack([found.pop(f"{name}{group}") for group in range(count)])
+    return found
+
+
 def fresh(tensors: Tensors, states: Iterable[str]) -> Tensors:
     """The same tensors with copies of those that a call changes."""
     return {**tensors, **{name: tensors[name].clone() for name in states}}
