@@ -179,7 +179,8 @@ def test_the_order_in_which_cells_are_added_leaves_no_trace(tmp_path: Path) -> N
 
 
 # Files that speak of the whole bundle.
-SHARED = {"README.md", "csrc/sources.cmake", "integrations/_experts.py", LOCK_NAME}
+INTEGRATIONS = {"integrations/_adapters.py", "integrations/_experts.py"}
+SHARED = {"README.md", "csrc/sources.cmake", *INTEGRATIONS, LOCK_NAME}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from .kernels.units import (
     unit_context,
 )
 from .launcher.program import launcher_context
+from .python.adapters import AdaptersContext, adapters_context
 from .python.cell import CellContext, cell_context
 from .python.conversions import QuantizeContext, quantize_context
 from .python.experts import ExpertsContext, experts_context
@@ -85,6 +86,7 @@ class BundleContext:
     example: ExampleText
     kernel_rows: tuple[KernelRow, ...]
     experts: ExpertsContext | None
+    adapters: AdaptersContext | None
     sources: tuple[str, ...]
 
 
@@ -184,6 +186,7 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
         experts=experts_context(plans),
+        adapters=adapters_context(plans),
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
@@ -282,13 +285,36 @@ def _cell(
 
 
 def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
-    """Files for other libraries; none where no cell is of use to them."""
-    if context.experts is None:
-        return
-    owners, path = tuple(each.cell for each in context.experts.cells), "integrations/_experts.py"
-    yield _render(renderer, path, f"{path}.j2", context.experts, owners, ())
-    statics = {*renderer.static("integrations")}
-    yield from _copies(renderer, "integrations", "integrations/", owners, statics)
+    """Files for other libraries, each where cells are of use to it."""
+    experts, adapters = context.experts, context.adapters
+    files: list[tuple[str, Artifact]] = []
+    if experts is not None:
+        owners = tuple(each.cell for each in experts.cells)
+        files += _integration(renderer, "transformers.py", "_experts.py", experts, owners)
+    if adapters is not None:
+        owners = (*(c.cell for c in adapters.linears), *(c.cell for c in adapters.fused))
+        files += _integration(renderer, "peft.py", "_adapters.py", adapters, owners)
+    owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
+    if files:
+        yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})
+    yield from files
+
+
+def _integration(
+    renderer: Renderer,
+    name: str,
+    cells: str,
+    context: ExpertsContext | AdaptersContext,
+    owners: tuple[str, ...],
+) -> Iterator[tuple[str, Artifact]]:
+    """A library's file, those that it imports, and the one that states its cells."""
+    path = f"integrations/{cells}"
+    stated = _render(renderer, path, f"{path}.j2", context, owners, ())
+    yield stated
+    static = renderer.static("integrations")
+    texts = (static[name], stated[1].text)
+    wanted = {name} | _reachable(static, texts, _IMPORT)
+    yield from _copies(renderer, "integrations", "integrations/", owners, wanted)
 
 
 def _compiled(
