@@ -139,6 +139,17 @@ policy = MixedPrecisionPolicy(
 )
 model = sharded(Model(torch.float32), mp_policy=policy)
 same(train(model, partial(unsynchronised, model)), expected, "fsdp2 mixed")
+
+# By default FSDP2 casts what goes into a module, probabilities of the router, too.
+rounded = Model(torch.float32)
+rounded.register_forward_pre_hook(
+    lambda _, given: (*given[:2], given[2].bfloat16().float())
+)
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+model = sharded(Model(torch.float32), mp_policy=policy)
+found = train(model, partial(unsynchronised, model))
+same(found, train(rounded, always, torch.bfloat16), "fsdp2 mixed, inputs cast")
+assert found != expected
 mixed = MixedPrecision(
     param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
     cast_forward_inputs=False, cast_root_forward_inputs=False,
