@@ -51,15 +51,22 @@ def prepare(model: nn.Module, config: LoraConfig) -> LoraConfig:
         the configuration.  What it was told here is not saved with it.
 
     Raises:
-        TypeError: a target is of this bundle and no linear layer.
-        RuntimeError: the bundle lacks what experts run as.
+        TypeError: a target is of this bundle and no linear layer; nothing has changed.
+        RuntimeError: experts cannot run as their parts; nothing has changed.
     """
     targets = [name for name in _names(model) if config.target_modules and _is_target(config, name)]
-    for path in dict.fromkeys(name.rpartition(".")[0] for name in targets):
-        if _cell(model.get_submodule(path)) in FUSED:
-            _unfuse(model, path)
+    fused: dict[str, nn.Module] = {}
     for name in targets:
-        _check_target(model, name)
+        path = name.rpartition(".")[0]
+        holder = model.get_submodule(path)
+        if _cell(holder) in FUSED:
+            fused[path] = holder
+        else:
+            _check_target(model, name)
+    for path, experts in fused.items():
+        _check_experts(experts, path)
+    for path, experts in fused.items():
+        _replace(model, path, UnfusedExperts(experts))
     for module in model.modules():
         cell = _cell(module)
         if cell in LINEARS:
@@ -285,9 +292,9 @@ def _copy_states(source: nn.Module, target: nn.Module) -> None:
     target.load_state_dict({**kept, **states})
 
 
-def _unfuse(model: nn.Module, path: str) -> None:
-    fused = model.get_submodule(path)
-    name = _cell(fused)
+def _check_experts(experts: nn.Module, path: str) -> None:
+    """Raise where `UnfusedExperts` cannot stand in the place of experts."""
+    name = _cell(experts)
     cell = FUSED[name]
     if not path:
         raise RuntimeError(
@@ -303,12 +310,11 @@ def _unfuse(model: nn.Module, path: str) -> None:
             "parameters: LoraConfig(target_parameters=[...])"
         )
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    if any(getattr(each, kind) for each in fused.modules() for kind in hooks):
+    if any(getattr(each, kind) for each in experts.modules() for kind in hooks):
         raise RuntimeError(
             f"{name}: {path}: expected experts without hooks, which the layers that stand in their "
             "place would not have, got some; register hooks and wrap after prepare()"
         )
-    _replace(model, path, UnfusedExperts(fused))
 
 
 def _check_target(model: nn.Module, name: str) -> None:
