@@ -212,6 +212,20 @@ found = sharded(Model())
 loss_of(found, rank).backward()
 for parameter, grad in zip(found.parameters(), grads):
     torch.testing.assert_close(parameter.grad.full_tensor(), grad, rtol=1e-2, atol=1e-5)
+
+# States are each rank's own then; the planner is told that a checkpoint has the first one's.
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+first = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+dcp.save({"model": get_model_state_dict(found)}, checkpoint_id=f"{folder}/first", planner=first)
+other = sharded(Model())
+state = get_model_state_dict(other)
+dcp.load({"model": state}, checkpoint_id=f"{folder}/first")
+set_model_state_dict(other, state)
+for buffer, loaded in zip(found.buffers(), other.buffers()):
+    own = buffer.clone()
+    dist.broadcast(buffer, 0)
+    assert torch.equal(buffer, loaded) and (rank == 0) == torch.equal(buffer, own)
 """
 
 OPTION = """
