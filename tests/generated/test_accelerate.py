@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import accelerate
 import pytest
+import torch
+from torch import nn
 
 from fusegen.ir.naming import Cell
 
-from .loading import load_cells
+from .loading import load_bundle, load_cells
 from .ranks import Place, run_ranks
 
 RECIPES = ("bf16", "fp8_delayed", "fp8_block", "nvfp4")
@@ -141,3 +146,29 @@ def test_training_is_that_of_a_plain_loop(
 ) -> None:
     """Parameters of 16 bits, or of 32 under autocast; two micro-batches to a step; restarted."""
     run_ranks(SCRIPT, tmp_path, place, recipe, precision, ranks=ranks)
+
+
+OFFLOAD: dict[str, Callable[[nn.Module, str], nn.Module]] = {
+    "cpu": lambda model, _: accelerate.cpu_offload(model, torch.device("cpu")),
+    "disk": lambda model, folder: accelerate.disk_offload(model, folder, torch.device("cpu")),
+    "both": lambda model, folder: accelerate.dispatch_model(
+        model, {"0": "cpu", "1": "disk"}, main_device="cpu", offload_dir=folder
+    ),
+}
+
+
+@pytest.mark.parametrize("where", OFFLOAD)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "fp8_delayed"])
+def test_offloaded_weights(place: Place, recipe: str, where: str, tmp_path: Path) -> None:
+    """Parts of experts get theirs before a call, and give them back; a tensor of states cannot."""
+    package = f"offloaded_{recipe}_{where}"
+    loaded = load_bundle(package, place.bundle)
+    torch.manual_seed(0)
+    linear = importlib.import_module(f"{loaded}.linear__{recipe}").Linear(32, 32)
+    experts = importlib.import_module(f"{loaded}.grouped_mlp__{recipe}").GroupedMLP(2, 32, 48)
+    x, sizes, probs = torch.randn(16, 32).bfloat16(), torch.tensor([9, 7]), torch.rand(16)
+    with torch.no_grad():
+        expected = experts(linear(x), sizes, probs)
+        model = OFFLOAD[where](nn.Sequential(linear, experts), str(tmp_path))
+        assert any(parameter.is_meta for parameter in model.parameters())
+        assert torch.equal(experts(linear(x), sizes, probs), expected)
