@@ -87,6 +87,7 @@ class BundleContext:
     kernel_rows: tuple[KernelRow, ...]
     experts: ExpertsContext | None
     adapters: AdaptersContext | None
+    integrated: bool
     sources: tuple[str, ...]
 
 
@@ -175,6 +176,7 @@ def _statics(
 
 
 def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+    experts, adapters = experts_context(plans), adapters_context(plans)
     return BundleContext(
         namespace=namespace,
         arch=arch.name,
@@ -185,8 +187,9 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         signatures=signature_texts(plans),
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
-        experts=experts_context(plans),
-        adapters=adapters_context(plans),
+        experts=experts,
+        adapters=adapters,
+        integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
