@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 RECIPES = ("bf16", "fp8_delayed", "fp8_block", "nvfp4")
 G, K, N, R, T = 3, 32, 48, 8, 24
+ALPHA = 12
+"""So that adapters are scaled by 1.5."""
 OPTIONS = ("cached_weights", "quantized_weights", "delayed_wgrad", "add_to_main_grad")
 NAMES = ["proj", "each", "experts.fc1", "experts.fc2"]
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
@@ -69,7 +71,7 @@ def inputs(seed: int = 1, sizes: tuple[int, ...] = (9, 0, 13)) -> tuple[Tensor, 
 
 
 def with_adapters(bundle: str, model: nn.Module, **more: Any) -> Any:
-    config = LoraConfig(r=R, **{"target_modules": NAMES, **more})
+    config = LoraConfig(r=R, lora_alpha=ALPHA, **{"target_modules": NAMES, **more})
     return get_peft_model(model, peft_of(bundle).prepare(model, config))  # type: ignore[arg-type]
 
 
@@ -114,7 +116,7 @@ class Dense:
             next(t for name, t in self.adapters.items() if f"{path}.lora_{side}" in name)
             for side in "AB"
         )
-        return self.bases[f"{path}.weight"] + b @ a  # alpha = r, so the scale is 1
+        return self.bases[f"{path}.weight"] + ALPHA / R * (b @ a)
 
     def __call__(self, x: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
         x = x.double() @ self.weight("proj").T + self.bases["proj.bias"]
@@ -133,7 +135,7 @@ def test_gradients_equal_float64(bundle: str, autocast_adapter_dtype: bool) -> N
     """Of every adapter, fp32 as PEFT has them by default or in bf16."""
     model = Model(bundle, "bf16")
     bases = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    config = LoraConfig(r=R, lora_alpha=R, target_modules=NAMES)
+    config = LoraConfig(r=R, lora_alpha=ALPHA, target_modules=NAMES)
     wrapped = get_peft_model(
         model,  # type: ignore[arg-type]
         peft_of(bundle).prepare(model, config),
