@@ -179,8 +179,12 @@ def test_the_order_in_which_cells_are_added_leaves_no_trace(tmp_path: Path) -> N
 
 
 # Files that speak of the whole bundle.
-TABLES = {"integrations/_experts.py", "integrations/_parameters.py"}
-SHARED = {"README.md", "csrc/sources.cmake", LOCK_NAME, *TABLES}
+INTEGRATIONS = {
+    "integrations/_adapters.py",
+    "integrations/_experts.py",
+    "integrations/_parameters.py",
+}
+SHARED = {"README.md", "csrc/sources.cmake", *INTEGRATIONS, LOCK_NAME}
 
 
 @pytest.fixture

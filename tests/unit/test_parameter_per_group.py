@@ -42,7 +42,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     """Registered one after the other, one would take the other's place."""
     op = (builtin_specs() / "ops" / "grouped_linear.yaml").read_text(encoding="utf-8")
     op = op.replace("op: grouped_linear", "op: clash").replace("bias", "weight1")
-    module = "edition: 1\nmodule: clash\nclass: C\nop: clash\n"
+    module = "edition: 2\nmodule: clash\nclass: C\nop: clash\n"
     for folder, text in (("ops", op), ("modules", module)):
         (tmp_path / "mine" / folder).mkdir(parents=True)
         (tmp_path / "mine" / folder / "clash.yaml").write_text(text, encoding="utf-8")

@@ -363,7 +363,7 @@ def test_what_is_no_record_is_refused(record: Any) -> None:
 
 
 HOSTILE = "<script>alert(1)</script> & \"quotes\" 'more' ${ c } <% x %> é \N{SNOWMAN}"
-SPEC = """edition: 1
+SPEC = """edition: 2
 op: odd
 summary: {summary}
 dims: {{T: elements}}
@@ -380,7 +380,7 @@ def test_text_of_specs_and_names_of_folders_is_text() -> None:
     spec = SPEC.format(summary=json.dumps(HOSTILE, ensure_ascii=False))
     (folder / "mine/ops/odd.yaml").write_text(spec, encoding="utf-8")
     Path(folder, "mine/modules/odd.yaml").write_text(
-        "edition: 1\nmodule: odd\nop: odd\nclass: Odd\n", encoding="utf-8"
+        "edition: 2\nmodule: odd\nop: odd\nclass: Odd\n", encoding="utf-8"
     )
     words = ("--arch", "cpu", "--module", "odd", "--recipe", "bf16", "--specs", folder / "mine")
     assert run("vendor", folder / "experts", *words, "--namespace", "acme").exit_code == 0

@@ -21,6 +21,7 @@ from .kernels.units import (
     unit_context,
 )
 from .launcher.program import launcher_context
+from .python.adapters import AdaptersContext, adapters_context
 from .python.cell import CellContext, cell_context
 from .python.checkpoints import CheckpointsContext, checkpoints_context
 from .python.conversions import QuantizeContext, quantize_context
@@ -44,7 +45,6 @@ _KINDS = {
 
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
-_FOR_CHECKPOINTS = {"__init__.py", "checkpoints.py"}
 _BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
 
 _SOURCES = "csrc/sources.cmake"
@@ -88,6 +88,8 @@ class BundleContext:
     kernel_rows: tuple[KernelRow, ...]
     experts: ExpertsContext | None
     checkpoints: CheckpointsContext | None
+    adapters: AdaptersContext | None
+    integrated: bool
     sources: tuple[str, ...]
 
 
@@ -176,6 +178,7 @@ def _statics(
 
 
 def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+    experts, adapters = experts_context(plans), adapters_context(plans)
     return BundleContext(
         namespace=namespace,
         arch=arch.name,
@@ -186,8 +189,10 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         signatures=signature_texts(plans),
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
-        experts=experts_context(plans),
         checkpoints=checkpoints_context(plans),
+        experts=experts,
+        adapters=adapters,
+        integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
     )
 
@@ -286,19 +291,39 @@ def _cell(
 
 
 def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
-    """Files for other libraries; none where no cell is of use to them."""
-    if context.checkpoints is None:
-        return
-    folder = "integrations/"
-    owners, path = tuple(each.cell for each in context.checkpoints.cells), f"{folder}_parameters.py"
-    yield _render(renderer, path, f"{path}.j2", context.checkpoints, owners, ())
-    yield from _copies(renderer, "integrations", folder, owners, _FOR_CHECKPOINTS)
-    if context.experts is None:
-        return
-    owners, path = tuple(each.cell for each in context.experts.cells), f"{folder}_experts.py"
-    yield _render(renderer, path, f"{path}.j2", context.experts, owners, ())
-    others = {*renderer.static("integrations")} - _FOR_CHECKPOINTS
-    yield from _copies(renderer, "integrations", folder, owners, others)
+    """Files for other libraries, each where cells are of use to it."""
+    checkpoints, experts, adapters = context.checkpoints, context.experts, context.adapters
+    files: list[tuple[str, Artifact]] = []
+    if checkpoints is not None:
+        owners = tuple(each.cell for each in checkpoints.cells)
+        files += _integration(renderer, "checkpoints.py", "_parameters.py", checkpoints, owners)
+    if experts is not None:
+        owners = tuple(each.cell for each in experts.cells)
+        files += _integration(renderer, "transformers.py", "_experts.py", experts, owners)
+    if adapters is not None:
+        owners = (*(c.cell for c in adapters.linears), *(c.cell for c in adapters.fused))
+        files += _integration(renderer, "peft.py", "_adapters.py", adapters, owners)
+    owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
+    if files:
+        yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})
+    yield from files
+
+
+def _integration(
+    renderer: Renderer,
+    name: str,
+    cells: str,
+    context: CheckpointsContext | ExpertsContext | AdaptersContext,
+    owners: tuple[str, ...],
+) -> Iterator[tuple[str, Artifact]]:
+    """A library's file, those that it imports, and the one that states its cells."""
+    path = f"integrations/{cells}"
+    stated = _render(renderer, path, f"{path}.j2", context, owners, ())
+    yield stated
+    static = renderer.static("integrations")
+    texts = (static[name], stated[1].text)
+    wanted = {name} | _reachable(static, texts, _IMPORT)
+    yield from _copies(renderer, "integrations", "integrations/", owners, wanted)
 
 
 def _compiled(

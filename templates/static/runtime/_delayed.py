@@ -308,6 +308,8 @@ def own(cell: str, name: str, weight: Tensor) -> Tensor:
             "PEFT, FSDP) makes in each forward; its gradient cannot wait: use a module generated "
             "without delayed_wgrad"
         )
+    if weight.requires_grad:
+        _library.refuse_ddp(cell, name, weight)
     return weight
 
 

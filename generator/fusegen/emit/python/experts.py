@@ -86,8 +86,8 @@ def experts_context(plans: Iterable[ModulePlan]) -> ExpertsContext | None:
 
 def _experts(plan: ModulePlan) -> ExpertsText | None:
     """The cell, where its interface and its chain are those of experts."""
-    steps = _chain(plan)
-    if steps is None or not _needs_nothing_else(plan):
+    steps = expert_chain(plan)
+    if steps is None:
         return None
     first, act, last = steps
     math = act.pointwise
@@ -113,9 +113,12 @@ def _experts(plan: ModulePlan) -> ExpertsText | None:
     )
 
 
-def _chain(plan: ModulePlan) -> tuple[Step, Step, Step] | None:
-    """Two grouped GEMMs and the activation between them, which the rows' scales are part of."""
-    if len(plan.exact) != 3 or len(plan.outputs) != 1:
+def expert_chain(plan: ModulePlan) -> tuple[Step, Step, Step] | None:
+    """Two grouped GEMMs and the activation between them, which the rows' scales are part of.
+
+    None where the chain is another one, or a call takes what a caller would have to bring.
+    """
+    if len(plan.exact) != 3 or len(plan.outputs) != 1 or not _needs_nothing_else(plan):
         return None
     first, act, last = plan.exact
     math = act.pointwise
