@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:867492c0c6042052
+# checksum sha256:0e12290cd8e2571e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "93aa90800f090a7324b402cd5e6a668a12a171139261641c666ef3e374cbdac1"
+DIGEST = "225a5a0a5a08e121901adb727df87d849bf5ba520362c78e59e9bc6a7cc624fa"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

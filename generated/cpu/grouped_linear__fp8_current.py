@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c6a1055eef91d2a4
+# checksum sha256:5b420d4eba4d17f9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "03c98ba5ae7eee873bbfcb386f77631144de5da6839c29a3cf4e4db5bb3c8215"
+DIGEST = "380ae95d21b47acc5bfc721018a202d469f86d617466537dbb27aa6924312a25"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d4d66efd895f9230
+# checksum sha256:0db6114d69cad57c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "487915b702fa0a4a80f1cd8cac6062d1ada7f781141c5868dd639592c137b066"
+DIGEST = "f9fb3e400e849bf869abee6a2a127ba0806c4cca7a5fdd4c0296e5b8000ae9e7"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5439248ce9b90a70
+# checksum sha256:032bdca45a216872
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "4c2d42a65cc6944bf66c380774d8a7ad5bf5524c7bf133610972a6c0516b4d0f"
+DIGEST = "5b6b7c26a10eb66f620c344fac0474724275f33d386d1875f78d5cdd81a4f644"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

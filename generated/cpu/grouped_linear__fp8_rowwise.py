@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:53fa39836b2a2664
+# checksum sha256:8e3bc8f8a8974620
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "db0738ce756dbe15d6668d8d5f44366116a71327fefb3a2e97e3f12f8cf20d03"
+DIGEST = "4ad848653946af901c5067799a188eec13a0820bed71504b986dadbecc36ea3f"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

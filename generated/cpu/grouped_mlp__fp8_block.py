@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9853706a92e8b581
+# checksum sha256:73854cda1f644974
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "56ab11aeb969093955284c047323b7a103a9972bb9b248d6889b6495c2cc2041"
+DIGEST = "4d63487761c285660bb6c94545f87d99ee304e5e5072ce09e7c1940eef0e7887"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:94f8a387a741d3a1
+# checksum sha256:380a4593eef55e12
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "ad817222c657b8db07ce5da330c24796fbe62b8c9024f99a4bf7408ebaa9d488"
+DIGEST = "cd6b94106a60571a5b581f9e4e5d894f8c41c86d440046ba107bafe7106e1dcd"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de3e0f12a157ffa7
+# checksum sha256:a02cdf955a7de710
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e255229ff17f705ca14818daf84a8fa82d79f46318d33e3c18a94eff3e302b57"
+DIGEST = "62d85134392451507300e9d6bfbf8b21dee6eaa06215943b2c3fbad3b5e4ce37"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2af4864d8a9193ac
+# checksum sha256:e5d5b5d3faab14b6
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "a234ad8b0571afa20dca1f7dc8eac03728234b257b18d190440b037ac9109c31"
+DIGEST = "9abb971ed45c90ca9b9d0e68c18f2cc619448c7bc5c509e9ae63bb111b75fa53"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

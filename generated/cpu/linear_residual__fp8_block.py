@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9c7fcd7fc3d0a554
+# checksum sha256:f00c239e10c6ec0a
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "33138c75b8b01231e4c28a0379c5627cd6cc4bc0fc15e5003cd069ac1ae7b2ea"
+DIGEST = "c3713bd6a4ef699787d1e1f7de1ddce82e0666b2e9a9be65d8f8f8c74c26e815"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d424e7940aaf4309
+# checksum sha256:f75e14804eab9cb3
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "0f6bc14b35260f809dc7220d5ca2bad5095f3b268de77d9cf8f5ab037b5e9c47"
+DIGEST = "d752cdfc63832d480d9676b5d2b370ff165d42321d3f19109896d84e07d7845a"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:eaa63bd399b8eacd
+# checksum sha256:18c17a328ed2bd27
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "802a582cfdb35e445219fa3ce91a1b9379e3638948f32536faeb300a592153da"
+DIGEST = "269c0fe323d046e1ec88cc98e32958dae1f34c910f51b94293fabfe59049e76c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aabdb833e33ae97b
+# checksum sha256:68cbd475a8d8d803
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "10f678f04a2733c565b829c679bf5f0aa2bf63b0c9ee28fde320a2999ca4db71"
+DIGEST = "231e15d3a0c9dce70bf194cd44da85462431d7c02c9da107ce50776c96e9aa79"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8da36a8c9fbc1ee
+# checksum sha256:2f7fca99b7e3e4e2
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "e8494db572aa41161917c0e53aeae644f676b289bb1260b7ce486ccc1364a59d"
+DIGEST = "f1be48db056c2fdd59fa55e8fb7df8d453daed09056aaa78f950a65efd38a1e6"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b958e91b62c48a50
+# checksum sha256:1e87db58e67d95ca
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "32ca320643c60390b7e1e7f965a35115dd9ea904d1acd7778242a073f5803987"
+DIGEST = "456e7c26a71437592ca8d3862a5496beddc2d09509277c00a6743b2def8cd65d"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

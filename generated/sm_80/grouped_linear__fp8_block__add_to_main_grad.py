@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6fb4d8cdf950b0c1
+# checksum sha256:eec68bdf7d98c21e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a9c620a258af7a02947474928364e9dd36fe2b406f1b3930067234ce68e6845f"
+DIGEST = "d143d2aafd5c093c805e66c0f325962daa49632a0010f7c72d00abcb43a26aff"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

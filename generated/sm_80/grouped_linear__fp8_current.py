@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:59b98fb406d644fe
+# checksum sha256:a7342055b2f0e40c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "886d388ad09f8116b5970d4d09844a6353e9a34172fbd50f2ff3c68187584ed2"
+DIGEST = "da416e16535f24e30b4267a03e9b333e67657d0f2620ceadf9728fd79dd15527"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:85f75b5dc2466b0e
+# checksum sha256:cf452e326b82d65b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "469479c2c85bdccc00d36989f22c5bb9ed9b215e631aabbbbc47efbaaed09090"
+DIGEST = "70cc72547959c1d9aa6be3605129d8d54ee2c6d55ed80c9e7fe1d0a9de2fb9d1"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5a88c1802eb40843
+# checksum sha256:ef14d19ea1d60714
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "d09df6c5548759050277271d4bcd0a224c5784ef066a82c061da029ca9ad99be"
+DIGEST = "cc2e87073b7ae58471b6787e5537b1344a0474e95ea0ec3f3d0d8ed202253163"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:be8a7da910225316
+# checksum sha256:7ea957b4207d7f04
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "50350239ec37acfb0d4dcc8d88594c9c0c9440686a6e4e3ebd2f2e24f97d3128"
+DIGEST = "a40a89e3d7c0ef64a9a5f54f746c02f7db96520611ec0a5ede9e873b40a4295a"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:68ce46375a81b37c
+# checksum sha256:337d08d4feffa6d9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "7dbde41a5804bceda522d9a5ccb854952d8fb8afef3b5ebce7b0d11fac49f946"
+DIGEST = "48d644a2f1342e64f0c97119bf246f4c821a98808ec56f45f2f6edf1baa47f93"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4dd5f3e00bcaba8a
+# checksum sha256:9843f5841fcebff0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "21c16c7387c3983f018a3a7b4e035bf090dce870c7b5271d811b14f4b887966b"
+DIGEST = "0a2613608dfe2902355be96daccb03027d0435a93aa6d68f689f8a7c079cfe01"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

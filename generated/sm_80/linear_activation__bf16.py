@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:994eebe40cd2c28f
+# checksum sha256:1472524ba480e76f
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "c80b24564294880c9dbb0b027e029ad46e731ea885da527dd9901cd3a04b7496"
+DIGEST = "8e205e9d9bc083297d5c6204a2936aa1acc277fe670b691117fd1b6fc91526eb"
 _library.join("linear_activation__bf16", DIGEST)
 
 

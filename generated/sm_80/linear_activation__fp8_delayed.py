@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ff9127b4460a6be8
+# checksum sha256:67dbf01726bb57fc
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "10c02ba4837b59e7b7167b0d0ad783544cafd2fb7528ec86c70449abac4ea127"
+DIGEST = "07eef6daff0ca50dd42118683b9b37643a8fc97598cd711eb99afae613e56791"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c0df15b224500453
+# checksum sha256:1dce7d5414f290ac
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "c1bb6c5d93f4f197f99da06cfc1a95e8e750ef3aa98b396a86b1e52ee401c82e"
+DIGEST = "4266ecefe13fe65b3889887d91cef06e774c96ff24d0828ce8e1c2b2bf055ee1"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

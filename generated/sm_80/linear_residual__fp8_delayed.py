@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e259e5a34dd70601
+# checksum sha256:0dcf80e334194f04
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "999b4364b2292125e2acc503e4e551999693e66b4e1470dc6462d5f31b74a302"
+DIGEST = "9e2d58bf7db61f998bb9d23f777921641d66cd42b292917f106750d1c5af594d"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

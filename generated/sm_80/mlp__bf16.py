@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d2fc629b5c4b27bb
+# checksum sha256:8db69dc42514c9f1
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "e70352ab66bb4b4c4f5e4d2deb5f67fd21bf2521a900a20bb0e78a61853cb5ba"
+DIGEST = "6f6a0406e5dfd15a719bcc6f800f5052e6f8671b9948037d408cfe649e25a098"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:42474fe629cbb610
+# checksum sha256:ac78ad7af8da4920
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "c1b248f55ffa41b8b57b955fb9777b3a2e7f8d9b5f6cd4cb39cb0297d9cdfdff"
+DIGEST = "c2a82bd048a313197fe298f8ed5aec127be4acbd2ea7ef2cd45704eadedccd6d"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1a16f2a0e5415d1e
+# checksum sha256:bce7dc3ea6b80c6b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "f3dae17b7ce6868367b56c761a6195f48655d214d1bcd2dcc5d88d612447864f"
+DIGEST = "f13d18168fd3613d04d5c8b70a896b44602b7c706f97fe8475cf5237b9280f20"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

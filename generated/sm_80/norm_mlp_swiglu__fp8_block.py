@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18854c468f527c85
+# checksum sha256:c7bdecf41e5193ef
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "dc5031953cce460520e0a44cdb80203118eaddc2888ceb1e1e14784f49706889"
+DIGEST = "59cfa98253840b7aa44237fee14ded91b4456823c0a64d07f5e6168a37c77ee0"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

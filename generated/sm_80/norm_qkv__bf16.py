@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8d2cca15f070569d
+# checksum sha256:b1ae4e9ad238976e
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "a122ed16d8d57b5d4e7e9c0cb581295bfc8625239f92ba532371c13af13fb1f5"
+DIGEST = "070c687ea5f435fa43f71e186c268cc6fd159b157192dba312fd8636dd3e556d"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fba00eb721d71e9d
+# checksum sha256:2b3fed0862a49a31
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "351711fa0d878d28ab0171b72a61bbbfbdb1fb9736674e815ab195bddf1b657e"
+DIGEST = "43687b0915deee20d4ac345341169d404f9b6351f16b387ad48100314e3beda2"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

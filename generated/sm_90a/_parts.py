@@ -71,7 +71,7 @@ class KeepsBuffers(nn.Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, state in self._states.items():
-            destination[prefix + name] = state.view()
+            destination[prefix + name] = _by_itself(state.view())
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any
@@ -92,6 +92,15 @@ class KeepsBuffers(nn.Module):
             return _move(tensor, fn) if id(tensor) in own else fn(tensor)
 
         return super()._apply(move, recurse)
+
+
+def _by_itself(view: Tensor) -> Tensor:
+    """The same memory as a storage of its own.
+
+    Who writes safetensors, as accelerate does, drops all but one of the tensors that share storage.
+    """
+    plain = type(view) is Tensor and not view.is_meta
+    return torch.from_dlpack(view) if plain else view
 
 
 def _move(buffer: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:

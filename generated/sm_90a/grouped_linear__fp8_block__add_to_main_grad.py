@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ce5105751d57b8a5
+# checksum sha256:b1d5a5354266bfdb
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ef2492eb23e53a21c3dbbd104a38e8520313502e0b6ce8c2c37627a00e6dc6d7"
+DIGEST = "96f2e9fb74a3327db0b78ca9eade0b3a899314aeaf42b8f5e15f0bee37d7b9d0"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

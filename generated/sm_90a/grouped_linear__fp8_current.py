@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f1d1336bf9e9988d
+# checksum sha256:0272e61314ca46af
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "f8578c5cc4830ef488a6ee4f462c8d21d62775fd336c4cb799be0913bef4cedf"
+DIGEST = "2396cf98acc7d21a7314fcecfb6f1134a8be550dc048d94a946b09d019927642"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

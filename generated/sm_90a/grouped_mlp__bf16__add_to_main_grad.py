@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7017e76d62ed5900
+# checksum sha256:b0adc35530a954b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "336c7b0d52701ef209d7f5882deecd42035b1f03839e85b977ef23a145c4d04c"
+DIGEST = "f5b7548eee6f77c7eb49e828887eb90a16dfa31ecfb49d42e9c844b9a1814a5d"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:35ba81f058cea502
+# checksum sha256:7b542e73381c188a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "81f28d74c6a34e72161d0153f0b2a7bd7505876fe1b0e855fc7fcf019736e31d"
+DIGEST = "3c061aef332cc1358ae6c80e4937984168477552b98eec3641aca7117efcff09"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

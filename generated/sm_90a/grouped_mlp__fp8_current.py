@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:076ac8a0739e39c3
+# checksum sha256:9ecc11e7dab234b4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "31974fd38604f9b817d31c974f0daf28707354b4bf624d9484b4098ea084be13"
+DIGEST = "19593bc4f9db748d5477086ee3fe913f552d536d4cb4633397bcd7b4a4592add"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

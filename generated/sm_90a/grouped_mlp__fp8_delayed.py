@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fdb9e02ca31d296f
+# checksum sha256:c1ce905b4b3afc4e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "62cc7be4fb7ac9e9bf529ffe801558aec081b5a8e594518bd06cdc1172f7222c"
+DIGEST = "277693870432f444ae4fd2c997894ad02172f426c1e6d9f0f14cd2a922b29ede"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

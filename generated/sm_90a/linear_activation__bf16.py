@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:e1a60f194955b098
+# checksum sha256:6af3d29047efee78
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "285c1904f84c8ada9870bec1489536487e5d5e2776e9445971cdbe507c01a9e5"
+DIGEST = "cf41ccf8d08e247e6bad8384d20641df037b8504384d5310aedd9661f383d65f"
 _library.join("linear_activation__bf16", DIGEST)
 
 

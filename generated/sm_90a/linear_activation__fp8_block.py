@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7686224611b0d279
+# checksum sha256:738db7b511dff74a
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "e1dc7e75f82d3eca90634188f827fe2658cbc63ca9f83e92eae4876cceb6e342"
+DIGEST = "a9123d4fadd1b76485d88e2e9125ee31ad564dd4f28ecd3dac95f7bd70b01040"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

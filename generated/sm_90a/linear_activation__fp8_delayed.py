@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2ddf322f64a347a0
+# checksum sha256:56639d42780506cb
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "2991406f9cb167a164361e1c1cc8bf10c4d3c5959514f968f1e44c023c1a66fb"
+DIGEST = "abd03512f2c079ab3fc95ca7f172e7e52440250361b9fbe1e51391a688bb8a51"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18db0e0fec865ae7
+# checksum sha256:eda58fbae378ff69
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "bb317adf1a9b9330f60f70a2698ad41fddc854507075ba94ce449401c501e310"
+DIGEST = "0ab72d5ade7a76ffb9e4d98437923311c331587a3c42ec02b877dae40a096b3a"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:899c05ef3632a34d
+# checksum sha256:4a3e00ec0edc0a1e
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "25fc9cb0eaed2319081d6e7a99c0cda0368c74de8e8e2fa75bcf048b5a793709"
+DIGEST = "c7841ee70d3b3bd136b2d0db68fb302b9d5bd8829b0ec5efa89c5d6e2f8860cf"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

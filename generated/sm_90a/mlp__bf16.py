@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b63bb491df65c14a
+# checksum sha256:185e7651e86414fa
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "3f8a23e2c7ed08a3fd3aa767678bb6a7d79c25063b5cf453f0e9d0372319de59"
+DIGEST = "530edb5ec7286add6a3da479eb25f4ca5f7e28a4070d51bb6bbeea91b0447119"
 _library.join("mlp__bf16", DIGEST)
 
 

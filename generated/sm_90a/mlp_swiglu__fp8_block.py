@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e1d11525e5a59921
+# checksum sha256:77d5853dc9da822c
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "bd886f1619970892b7aaac1e95d03983aaabcb0c8fd3b0026f70eaa5f4c8f8fe"
+DIGEST = "c3af474b36048be86f888436e5c78e25551ec3522a912e2f2e22ed70623eb5ec"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:963a30281cd76c20
+# checksum sha256:68caa4deaf4f6dcc
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "e5060ae18889f6d1805394c3ccc81470279aca6584fcc6c07a134e6aafd2a147"
+DIGEST = "8183a9a0c4f1faeaffbc7ccde771a9ff21c2a22a094c3bc82fef1e1520f09ad3"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

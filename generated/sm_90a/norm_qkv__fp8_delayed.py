@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c92cd46fe1db20be
+# checksum sha256:b45dbd1ac1029a12
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "c0cc5dc924ff7945510dbb20a07185b482639af39256574b1f2b989a3ed02435"
+DIGEST = "373b2f293d9febd4bc565b06055d880009a97b5bbe9e7913dc5b95d89665e06c"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
