@@ -13,6 +13,7 @@ from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
 from ..publish.remedies import regeneration
+from ..spec.usage import command_line
 from .output import say
 
 _UNDER_CELLS = len("cells: ")
@@ -102,7 +103,7 @@ def show_drift(found: Generated, folders: Folders) -> None:
     commands = [regeneration(regenerated, folders.options)] if regenerated else []
     if found.schemas and not drifted:
         commands.append("fusegen generate")
-    commands += [f"fusegen build {report.bundle}" for report in stale]
+    commands += [command_line("build", report.bundle) for report in stale]
     if any(commands):
         click.echo("\n".join(("To fix it:", *filter(None, commands))))
     show_refused(found)

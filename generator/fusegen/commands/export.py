@@ -27,7 +27,7 @@ from ..publish.lock import LOCK_NAME
 from ..publish.publish import PublishError, generating, recover
 from ..publish.selection import bundles_at
 from ..spec.files import named, read
-from ..spec.usage import UsageError
+from ..spec.usage import UsageError, command_line
 from .build import SOURCES
 from .request import selection_of
 
@@ -153,7 +153,7 @@ def _library_facts(bundle: Path) -> tuple[Sources, str, str]:
     """The sources of a library that is up to date, its CUDA version and its processor."""
     sources = read_sources(bundle / SOURCES)
     library = bundle / "lib" / f"{sources.namespace}.so"
-    remedy = f"fusegen build {bundle}"
+    remedy = command_line("build", bundle)
     if not library.is_file():
         raise BuildError(f"{bundle}: the kernels are not compiled", remedy=remedy)
     stale = stale_cells(bundle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,11 +21,11 @@ from ..math.expression import CALLABLE
 from ..publish import paths
 from ..spec.arch import ArchSpec, Reach, isa_of
 from ..spec.files import named, resolve
-from ..spec.kinds import SpecKind
+from ..spec.kinds import SCHEMA_FOLDER, SpecKind
 from ..spec.load import SpecSet, adapter
 from ..spec.meanings import meanings_in
-from ..spec.schema import FOLDER, editor_line, file_of
-from ..spec.usage import UsageError, known, spec_named
+from ..spec.schema import editor_line, file_of
+from ..spec.usage import UsageError, command_line, known, spec_named
 from .fitting import with_fitting_points
 
 KINDS = (SpecKind.RECIPES, SpecKind.OPS, SpecKind.ARCHS, SpecKind.MODULES)
@@ -82,8 +83,8 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     with named(path):
         path.write_text(text, encoding="utf-8", newline="\n")
     steps = _next(which, name, path, target)
-    if not (target / FOLDER / file_of(which.key)).is_file():
-        steps = (f"fusegen schema --specs {target}", *steps)
+    if not (target / SCHEMA_FOLDER / file_of(which.key)).is_file():
+        steps = (command_line("schema", "--specs", target), *steps)
     return Scaffold(path, text, steps)
 
 
@@ -229,19 +230,20 @@ def _validate(kind: SpecKind, name: str, text: str, folders: Sequence[Path]) -> 
 
 def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...]:
     builtin = resolve(target) == paths.builtin_specs()
-    option = "" if builtin else f" --specs {target}"
-    edit = f"edit {path}"
-    check = f"fusegen validate{option}"
+    option = () if builtin else ("--specs", target)
+    edit = f"edit {shlex.quote(str(path))}"
+    check = command_line("validate", *option)
     match kind:
         case SpecKind.OPS:
-            return (edit, check, f"fusegen new module {name}{option}")
+            return (edit, check, command_line("new", "module", name, *option))
         case SpecKind.MODULES:
-            words = f"--arch cpu --module {name} --recipe bf16"
+            module, recipe = name, "bf16"
         case SpecKind.RECIPES:
-            words = f"--arch cpu --module grouped_linear --recipe {name}"
+            module, recipe = "grouped_linear", name
         case _:
-            return (edit, check, f"fusegen plan --arch {name}{option}")
-    return (edit, check, f"fusegen generate {words}{option}")
+            return (edit, check, command_line("plan", "--arch", name, *option))
+    words = ("--arch", "cpu", "--module", module, "--recipe", recipe)
+    return (edit, check, command_line("generate", *words, *option))
 
 
 def _minimal_recipe(name: str, specs: SpecSet) -> str:
@@ -279,8 +281,8 @@ outputs:
   y: {{shape: [T..., D]}}
 # One expression per output; the backward is derived from it. Known functions:
 # {", ".join(CALLABLE)}.
-# An op that multiplies matrices has `forward` and `backward` steps instead, as
-# specs/ops/grouped_linear.yaml has.
+# An op that multiplies matrices has `forward` and `backward` steps instead: begin one with
+# `fusegen new op NAME --from grouped_linear`.
 pointwise:
   y: relu(x) * relu(x)
 """
@@ -295,7 +297,8 @@ module: {name}
 # The name of the generated torch.nn.Module.
 class: {camel(name)}
 # One op, whose sizes and inputs become the module's. For several ops in a row write `summary`,
-# `dims`, `inputs` and a `chain` instead; specs/modules/grouped_mlp.yaml is one.
+# `dims`, `inputs` and a `chain` instead: begin one with `fusegen new module NAME --from mlp`, an
+# expert MLP with `--from grouped_mlp`.
 op: {op}
 """
 

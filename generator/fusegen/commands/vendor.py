@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..publish.publish import MUTEX_NAME
 from ..publish.selection import find_bundles
-from ..spec.usage import UsageError
+from ..spec.usage import UsageError, command_line
 from .generate import generate
 from .report import Generated
 from .request import Request
@@ -36,7 +36,7 @@ def vendor(request: Request, *, verify: bool = False) -> Generated:
     if not (request.targets or request.archs or request.modules or request.recipes):
         raise UsageError(
             "say what to vendor: --target <target>, or --arch, --module and --recipe; to bring "
-            f"what is there up to date: fusegen upgrade {request.out}"
+            f"what is there up to date: {command_line('upgrade', request.out)}"
         )
     done = generate(request, verify=verify)
     package = request.out / "__init__.py"
