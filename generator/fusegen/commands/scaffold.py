@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..build.toolchain import MIN_NVCC, dotted
 from ..checks.load import SpecWarning, load_usable
 from ..emit.text.fold import LINE_LENGTH, fold
 from ..families.gpus import gpu_called
@@ -207,9 +208,11 @@ def _gpu(name: str, origin: ArchSpec | None = None) -> dict[str, str]:
     ptx = origin is not None and origin.reach is Reach.LATER and not code.endswith("a")
     codes = f"[sm_{code},compute_{code}]" if ptx else f"sm_{code}"
     limits = hardware_limits(_capability(name)).items()
+    toolkit = MIN_NVCC.get(isa_of(name)) or MIN_NVCC[max(MIN_NVCC, key=_capability)]
     return {
         "capability": str([*_capability(name)]),
         "gencode": f"arch=compute_{code},code={codes}",
+        "toolkit": f'"{dotted(toolkit)}"',
         "limits": f"{{{', '.join(f'{limit}: {number}' for limit, number in limits)}}}",
     }
 
@@ -314,7 +317,7 @@ summary: Say which GPUs these are
 capability: {facts["capability"]}
 # What nvcc is told, and the oldest CUDA toolkit that knows the architecture.
 gencode: {facts["gencode"]}
-toolkit: "13.0"
+toolkit: {facts["toolkit"]}
 # Hardware limits by name, for people and tests: shared memory of a block in bytes, registers.
 limits: {facts["limits"]}
 # Families of kernels, by the template that prints them. Until one implements the steps of a module,
