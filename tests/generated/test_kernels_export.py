@@ -14,6 +14,7 @@ from kernels._rust import Digest, DigestAlgorithm
 from kernels.backends import CPU, CUDA
 from kernels.variants import VariantRejected, _resolve_variant_for_system, get_variants_local
 from packaging.version import Version
+from walkthroughs.walk import has_toolchain
 
 from fusegen import api
 from fusegen.build.toolchain import BuildError, find_toolchain
@@ -122,14 +123,6 @@ def test_versions_of_one_namespace_that_differ_are_refused(tmp_path: Path) -> No
     assert first.curve__bf16.Curve()(torch.tensor([3.0]).bfloat16()) == 9
     with pytest.raises(ImportError, match=r"namespace .* is taken[\s\S]*--namespace"):
         _ = second.curve__bf16
-
-
-def has_toolchain() -> bool:
-    try:
-        find_toolchain()
-    except BuildError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_toolchain(), reason="needs nvcc")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .walk import ROOT
+from .walk import ROOT, has_toolchain
 
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL, ON_NVCC, PYTHON, YAML = "", "sh nvcc", "python", "yaml"
@@ -24,7 +23,7 @@ AUTHOR = {
 def steps(page: Path) -> Iterator[str]:
     """A shell script for every block that is followed, in their order."""
     for language, text in FENCED.findall(page.read_text("utf-8")):
-        if language == SHELL or (language == ON_NVCC and shutil.which("nvcc")):
+        if language == SHELL or (language == ON_NVCC and has_toolchain()):
             yield text
         elif language == PYTHON:
             yield f"python - <<'END'\n{text}END\n"

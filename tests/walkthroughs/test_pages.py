@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from .pages import follow
-from .walk import ROOT
+from .walk import ROOT, has_toolchain
 
 DOCS = ROOT / "docs"
 
@@ -37,7 +36,7 @@ def test_extending(tmp_path: Path) -> None:
     bundles = {path.parent for path in tmp_path.glob("*/*/fusegen.lock")}
     assert {path.name for path in bundles} == {"cpu", "sm_80", "sm_89", "sm_90a"}
     assert "does not fit" in (tmp_path / "my_specs/archs/sm_89.yaml").read_text("utf-8")
-    if shutil.which("nvcc"):
+    if has_toolchain():
         built = {path.parents[1].relative_to(tmp_path) for path in tmp_path.glob("*/*/lib/*.so")}
         assert {str(path) for path in built} == {
             "recipe/sm_90a",
