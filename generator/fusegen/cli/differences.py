@@ -93,8 +93,8 @@ def show_drift(found: Generated, folders: Folders) -> None:
     for schema in found.schemas:
         click.echo(f"{schema.path} is {schema.kind}")
     click.echo(
-        "Why it matters: what runs is not what the specs say, and the next `fusegen generate` "
-        "would change it unreviewed."
+        "Why it matters: what runs is not what the specs say, and whoever generates next would "
+        "change it unreviewed."
     )
     show_diff(found)
     # An edited file keeps `generate` from writing any bundle beside it; ways out are said below.
