@@ -107,6 +107,12 @@ def test_a_stale_library_is_refused(bundles: Path) -> None:
     assert "run: fusegen build experts/sm_90a" in done.stderr
 
 
+def test_a_bundle_that_lacks_a_source_is_refused_with_its_name(bundles: Path) -> None:
+    (bundles / "sm_90a" / "csrc" / "silu__bf16.cpp").unlink()
+    done = export(bundles / "sm_90a")
+    assert done.exit_code == ExitCode.BUILD and "do not exist: silu__bf16.cpp" in done.stderr
+
+
 def test_a_library_without_its_record_is_refused(bundles: Path) -> None:
     """As one is that CMake linked, or that was replaced since."""
     library = pretend_to_build(bundles / "sm_90a")

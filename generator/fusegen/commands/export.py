@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ..build.library import stale_cells
 from ..build.link import read_record
-from ..build.sources import Sources, read_sources
+from ..build.sources import Sources, check_files, read_sources
 from ..build.toolchain import MIN_TORCH, BuildError
 from ..publish.changes import PRISTINE_NAME
 from ..publish.lock import LOCK_NAME
@@ -152,6 +152,7 @@ def _backend_of(bundle: Path) -> _Backend:
 def _library_facts(bundle: Path) -> tuple[Sources, str, str]:
     """The sources of a library that is up to date, its CUDA version and its processor."""
     sources = read_sources(bundle / SOURCES)
+    check_files(bundle / "csrc", sources)
     library = bundle / "lib" / f"{sources.namespace}.so"
     remedy = command_line("build", bundle)
     if not library.is_file():
