@@ -6,6 +6,7 @@ from .commands.build import build, find_tools
 from .commands.check import check
 from .commands.edits import OnEdit
 from .commands.eject import Ejected, eject
+from .commands.export import Exported, export_kernels
 from .commands.generate import Policy, generate
 from .commands.listing import Entry, OptionEntry, list_options, list_specs, validate
 from .commands.plans import Explanation, PlanRow, Query, draft_after, explain, plan
@@ -24,6 +25,7 @@ __all__ = [
     "Ejected",
     "Entry",
     "Explanation",
+    "Exported",
     "Folders",
     "Generated",
     "OnEdit",
@@ -40,6 +42,7 @@ __all__ = [
     "draft_after",
     "eject",
     "explain",
+    "export_kernels",
     "find_tools",
     "generate",
     "list_options",

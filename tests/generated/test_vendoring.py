@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,8 +18,6 @@ from fusegen.publish import paths
 from .loading import LOAD
 
 ROOT = Path(__file__).parents[2]
-
-WHO = ("NAME", "EMAIL")
 
 USE = """
 import torch
@@ -213,28 +209,6 @@ def test_two_copies_in_one_run_of_pytest(project: Path) -> None:
     for folder in ("mine/layers/experts", "theirs/kernels"):
         (project / folder / "__init__.py").unlink()
     assert "import file mismatch" in ended().stdout  # which is what they are packages for
-
-
-def test_the_page_for_users_can_be_followed(tmp_path: Path) -> None:
-    """Every block of a shell or of Python, in its order, in an empty folder."""
-    page = (ROOT / "docs" / "vendoring.md").read_text("utf-8")
-    fenced = re.findall(r"^```([^\n]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    runs = {"": "{}", "python": "python - <<'END'\n{}END\n"}
-    steps = [runs[language].format(text) for language, text in fenced if language in runs]
-    assert len(steps) > 5
-    python = shlex.quote(sys.executable)
-    head = f'set -ex\npython() {{ {python} "$@"; }}\nfusegen() {{ {python} -m fusegen "$@"; }}\n'
-    author = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in WHO}
-    done = subprocess.run(
-        ["bash", "-c", head + "".join(steps)],
-        cwd=tmp_path,
-        env={**os.environ, **author, "PYTHONPATH": str(paths.PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert (tmp_path / "third_party/experts/cpu/ejected/silu__bf16/silu__bf16.py").exists()
 
 
 def test_a_stale_library_is_refused(bundle: Path, tmp_path: Path) -> None:

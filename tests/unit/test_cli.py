@@ -246,7 +246,11 @@ def test_a_target_mends_a_broken_selection(bundle: Path) -> None:
 def test_nothing_to_build(bundle: Path) -> None:
     done = run("build", bundle)
     assert done.exit_code == cli.ExitCode.BUILD
-    assert "nothing to build" in done.stderr and "run: fusegen generate" in done.stderr
+    assert "generated/cpu: is a bundle for cpu; it has nothing to build" in done.stderr
+    done = run("build", "generated")
+    assert done.exit_code == cli.ExitCode.BUILD and "its bundles are for cpu" in done.stderr
+    done = run("build", "generated/sm_90a")
+    assert done.exit_code == cli.ExitCode.USAGE and "does not exist" in done.stderr
     assert run("build").exit_code == cli.ExitCode.USAGE
     assert run("build", bundle, "--jobs", "0").exit_code == cli.ExitCode.USAGE
 
@@ -518,6 +522,8 @@ def test_build_says_with_what_and_shows_every_unit(
 
     monkeypatch.setattr(build, "find_tools", lambda bundles: Tools())
     monkeypatch.setattr("fusegen.commands.build.build_bundle", fake)
+    (bundle / "csrc").mkdir()
+    (bundle / "csrc" / "sources.cmake").touch()
     done = run("build", bundle, "--jobs", "1")
     assert done.exit_code == 0
     assert done.stdout == "generated/cpu/lib/x.so  linked: 2 units, 1 cached, 1.6 s\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,3 +184,80 @@ def test_an_option_that_chooses_a_pass_is_named_only_where_it_is_offered() -> No
     assert offered
     for word in offered:
         assert run("explain", "linear", "bf16", "cpu", "--option", word).exit_code == 0, word
+
+
+# Hints that name a folder of somebody's own
+
+
+def commands_in(text: str) -> list[str]:
+    """The commands of fusegen that a message names between backquotes, or to the end of a line."""
+    return [a or b for a, b in re.findall(r"`(fusegen [^`]*)`|: (fusegen [^\n`;]*)$", text, re.M)]
+
+
+def follow(text: str, word: str) -> Result:
+    """Run the one command of a verb that a message names."""
+    (line,) = {line for line in commands_in(text) if line.split()[1] == word}
+    return run(*shlex.split(line)[1:])
+
+
+VENDOR = ("vendor", "my experts", "--arch", "cpu", *SILU, "--namespace", "acme")
+
+
+def test_commands_work_for_folders_with_spaces() -> None:
+    for words in (["init", "-q"], ["config", "user.name", "a"], ["config", "user.email", "b"]):
+        subprocess.run(["git", *words], check=True)
+    done = run(*VENDOR)
+    subprocess.run(["git", "add", "--all"], check=True)
+    subprocess.run(["git", "commit", "-qm", "as it is"], check=True)
+    assert follow(done.stderr, "upgrade").exit_code == 0
+    edited = Path("my experts/cpu/silu__bf16.py")
+    text = edited.read_text("utf-8")
+    edited.write_text(text + "# more\n", "utf-8")
+    done = run(*VENDOR)
+    assert done.exit_code == cli.ExitCode.REFUSED
+    edited.unlink()
+    assert follow(done.stderr, "generate").exit_code == 0
+    assert edited.read_text("utf-8") == text
+    (line,) = (
+        line
+        for line in steps_of(run("generate", "--out", "other dir", "--arch", "cpu", *SILU).stderr)
+    )
+    assert shlex.split(line)[-1] == "other dir/cpu/tests"
+
+
+def test_an_op_that_is_no_module_yet_names_the_command_that_makes_it_one() -> None:
+    assert run("new", "op", "cube").exit_code == 0
+    done = run(
+        "generate", "--arch", "cpu", "--module", "cube", "--recipe", "bf16", "--specs", "specs"
+    )
+    assert done.exit_code == cli.ExitCode.USAGE and "'cube': it is an op" in done.stderr
+    assert follow(done.stderr, "new").exit_code == 0
+    assert (
+        run(
+            "generate", "--arch", "cpu", "--module", "cube", "--recipe", "bf16", "--specs", "specs"
+        ).exit_code
+        == 0
+    )
+
+
+def test_specs_that_lie_here_unread_are_told() -> None:
+    assert "is not read" not in run("validate").stderr
+    assert run("new", "op", "cube").exit_code == 0
+    done = run("validate")
+    assert done.exit_code == 0 and "specs is not read: fusegen validate --specs" in done.stderr
+    done = follow(done.stderr, "validate")
+    assert done.exit_code == 0 and "is not read" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "place", ["top.yaml", "top.YML", "schema/a.yaml", "recipes/a.yml", "recipes/old/a.yaml"]
+)
+def test_yaml_that_lies_where_nothing_reads_it_is_told(place: str) -> None:
+    path = Path("mine") / place
+    path.parent.mkdir(parents=True)
+    path.touch()
+    named = f"mine/{place.removesuffix('/a.yaml') if 'old' in place else place}:1:1: "
+    done = run("validate", "--specs", "mine")
+    assert done.exit_code == cli.ExitCode.SPEC and named in done.stderr
+    done = run("plan", "--arch", "cpu", "--specs", "mine", *SILU)
+    assert done.exit_code == 0 and f"warning: {named}" in done.stderr

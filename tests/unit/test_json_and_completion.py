@@ -87,7 +87,7 @@ def error_of(*words: str) -> Mapping[str, Any]:
         (["plan", "--no-such"], "usage", "No such option"),
         (["generat"], "usage", "did you mean 'generate'?"),
         (["list", "recipe"], "usage", "did you mean 'recipes'?"),
-        (["build", "nowhere"], "build", "is not a bundle with kernels"),
+        (["build", "."], "build", "is not a bundle with kernels"),
         (["explain", "silu", "bf16", "h100"], "usage", "did you mean 'sm_90a'?"),
     ],
 )

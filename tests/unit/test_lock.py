@@ -120,7 +120,7 @@ def test_broken_lock_names_file_fault_and_remedy(tmp_path: Path, text: str, says
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / LOCK_NAME}: ")
     assert says in message
-    assert "run `fusegen generate`" in message or "use fusegen" in message
+    assert "make the bundle again, by `fusegen generate`" in message or "use fusegen" in message
 
 
 def test_lock_that_is_not_text(tmp_path: Path) -> None:

@@ -296,9 +296,9 @@ def test_one_edit_refuses_everything_and_names_the_ways_out(tmp_path: Path) -> N
         "  - keep the change and take the new output besides: commit it to git, and run "
         f"`fusegen upgrade {tmp_path} --on-edit merge`",
         "  - keep the change where it lasts: make it in the spec or template, delete or move away "
-        "the files above, and run `fusegen generate` again",
+        f"the files above, and run `fusegen generate --out {tmp_path.parent}`",
         "  - take the new output: delete the files above, or restore them with git, and run "
-        "`fusegen generate` again",
+        f"`fusegen generate --out {tmp_path.parent}`",
     ]
 
 

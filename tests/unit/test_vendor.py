@@ -276,7 +276,10 @@ def test_a_second_merge_knows_what_the_first_one_wrote(old: Path, other_template
     """Of which only the merge was ever committed."""
     edit(old / CELL, "from __future__", "# mine\nfrom __future__")
     commit()
-    assert run("upgrade", DEST, "--on-edit", "merge").exit_code == 0
+    done = run("upgrade", DEST, "--on-edit", "merge")
+    assert done.exit_code == 0
+    assert f"commit {PRISTINE_NAME} with the rest, for the next merge: git add" in done.stderr
+    assert git("status", "--short", "--", old / PRISTINE_NAME).startswith("??")
     lose_history()
     with version_of(other_templates):
         assert run("upgrade", DEST, "--on-edit", "merge").exit_code == 0

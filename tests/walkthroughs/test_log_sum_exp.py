@@ -20,9 +20,9 @@ import torch
 from compile.quantize_harness import Buffer, Kernels, Long, Pointer, address, compile_for_cpu
 from generated.loading import load_bundle, run_generated_tests
 
-from fusegen.build.toolchain import BuildError, find_toolchain
+from fusegen.build.toolchain import find_toolchain
 
-from .walk import HERE, ROOT, installed
+from .walk import HERE, ROOT, has_toolchain, installed
 
 PACKAGE = HERE / "log_sum_exp"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -102,14 +102,6 @@ def test_ranks_may_have_shards_of_rows(bundles: Path) -> None:
     for arch in ("cpu", "sm_90a"):
         rules = (bundles / arch / "sharding" / f"{CELL}.py").read_text(encoding="utf-8")
         assert "Dimensions: T; no block" in rules
-
-
-def has_toolchain() -> bool:
-    try:
-        find_toolchain()
-    except BuildError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_toolchain(), reason="needs nvcc")

@@ -13,11 +13,22 @@ import sys
 import tomllib
 from pathlib import Path
 
+from fusegen.build.toolchain import BuildError, find_toolchain
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PARTS = ("generator", "specs", "templates")
 """Folders of the repository that fusegen runs from."""
 PATCH = "changes.patch"
+
+
+def has_toolchain() -> bool:
+    """Whether kernels can be built here."""
+    try:
+        find_toolchain()
+    except BuildError:
+        return False
+    return True
 
 
 def applied(name: str, folder: Path) -> Path:

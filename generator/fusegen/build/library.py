@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ..emit.digests import Digests, Tree, read_library, sources_digest, table
 from ..spec.files import named, resolve
+from ..spec.usage import command_line
 from .compilation import commands, compile_all
 from .link import link
 from .objcache import ObjectCache, Report, default_root
@@ -104,7 +105,7 @@ def build(
         if _digests(csrc, sources) != digests:
             raise BuildError(
                 f"{csrc}: a file was changed while it was compiled",
-                remedy=f"fusegen build {bundle}",
+                remedy=command_line("build", bundle),
             )
         linked = link(csrc, library, [objects[c.name] for c in plan], tools)
     progress.link_done(library, cached=not linked)

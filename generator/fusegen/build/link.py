@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from ..spec.files import named, read
 from .objcache import CachedObject
 from .processes import Runner
 from .sources import EXPORTS
-from .toolchain import BuildError, Toolchain
+from .toolchain import BuildError, Toolchain, dotted
 
 LINK_FLAGS: Final = (
     "-shared",
@@ -30,11 +32,41 @@ LINK_LIBRARIES: Final = ("-ltorch", "-ltorch_cpu", "-lc10", "-lcudart_static")
 SYSTEM_LIBRARIES: Final = ("-Wl,--as-needed", "-lpthread", "-ldl", "-lrt")
 
 
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    """What a library was linked from; lies beside it as JSON.
+
+    Attributes:
+        inputs: hash over all objects, flags and tools.
+        library: hash of the library itself.
+        cuda: version of the toolkit, such as "13.0"; its runtime is part of the library.
+        machine: processor that it runs on, such as "x86_64".
+    """
+
+    inputs: str
+    library: str
+    cuda: str
+    machine: str
+
+
+def read_record(library: Path) -> LinkRecord | None:
+    """The record of a library; None where there is none of this very library."""
+    try:
+        record = LinkRecord(**json.loads(read(_record_path(library))))
+        return record if record.library == _sha256(library) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _record_path(library: Path) -> Path:
+    return library.with_suffix(".link.json")
+
+
 def link(csrc: Path, library: Path, objects: Sequence[CachedObject], tools: Toolchain) -> bool:
     """Link the library unless it was linked from just these inputs. True if it was linked."""
-    record = library.with_suffix(".link.json")
     key = _link_key(csrc, objects, tools)
-    if _is_current(library, record, key):
+    found = read_record(library)
+    if found is not None and found.inputs == key:
         return False
     library.parent.mkdir(exist_ok=True)
     staged = library.with_name(f"{library.name}.{os.getpid()}.tmp")
@@ -51,9 +83,9 @@ def link(csrc: Path, library: Path, objects: Sequence[CachedObject], tools: Tool
             raise BuildError(
                 f"{library} does not link (exit code {run.code}):\n{run.text}\n{shlex.join(words)}"
             )
-        said = {"inputs": key, "library": _sha256(staged)}
+        record = LinkRecord(key, _sha256(staged), dotted(tools.version), platform.machine())
         os.replace(staged, library)
-        _write_atomically(record, json.dumps(said) + "\n")
+        _write_atomically(_record_path(library), json.dumps(asdict(record)) + "\n")
     except BaseException:
         runner.cancel()
         raise
@@ -70,14 +102,6 @@ def _link_key(csrc: Path, objects: Sequence[CachedObject], tools: Toolchain) -> 
         _sha256(csrc / EXPORTS),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _is_current(library: Path, record: Path, key: str) -> bool:
-    try:
-        said = json.loads(read(record))
-        return bool(said["inputs"] == key and said["library"] == _sha256(library))
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -52,6 +52,8 @@ class Sources:
         return self.gencode.rpartition("code=")[2].strip("[]").partition(",")[0]
 
 
+_RESTORE: Final = "restore it from version control, or delete it and make the bundle again"
+
 _TOKEN: Final = re.compile(
     r"(?P<blank>[ \t\r\n]+|#[^\n]*)|(?P<paren>[()])"
     r'|"(?P<quoted>[^"\\$;]*)"|(?P<bare>[^\s()"#\\$;]+)'
@@ -86,21 +88,17 @@ def read_sources(path: Path) -> Sources:
     try:
         text = read(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BuildError(
-            f"{path}: byte {error.start} is not UTF-8", remedy="fusegen generate"
-        ) from None
+        raise BuildError(f"{path}: byte {error.start} is not UTF-8; {_RESTORE}") from None
     except FileNotFoundError:
         raise BuildError(
-            f"{path} does not exist: this is not a bundle with kernels (a bundle for cpu has "
-            "nothing to build)",
-            remedy="fusegen generate --arch <arch> --module <module> --recipe <recipe>",
+            f"{path} does not exist: this is not a bundle with kernels; one for cpu has nothing to "
+            "build and runs as it is"
         ) from None
     values = dict(_statements(path, text))
     for name in _rules(values.get("FUSEGEN_CELLS", ())):
         if name not in values:
             raise BuildError(
-                f"{path}: expected a statement set({name} ...), found none",
-                remedy="fusegen generate",
+                f"{path}: expected a statement set({name} ...), found none; {_RESTORE}"
             )
     return Sources(
         namespace=values["FUSEGEN_NAMESPACE"][0],
@@ -163,9 +161,7 @@ def _tokens(path: Path, text: str) -> Iterator[tuple[int, str]]:
 def _malformed(path: Path, text: str, offset: int, expected: str, found: str) -> BuildError:
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
-    return BuildError(
-        f"{path}:{line}:{column}: {expected}, found {found!r}", remedy="fusegen generate"
-    )
+    return BuildError(f"{path}:{line}:{column}: {expected}, found {found!r}; {_RESTORE}")
 
 
 def check_files(csrc: Path, sources: Sources) -> None:
@@ -174,6 +170,6 @@ def check_files(csrc: Path, sources: Sources) -> None:
     missing = [name for name in names if not (csrc / name).is_file()]
     if missing:
         raise BuildError(
-            f"{csrc / 'sources.cmake'} needs files that do not exist: {', '.join(missing)}",
-            remedy="fusegen generate",
+            f"{csrc / 'sources.cmake'} needs files that do not exist: {', '.join(missing)};"
+            " restore them from version control, or make the bundle again"
         )

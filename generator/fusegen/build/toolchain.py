@@ -91,7 +91,7 @@ class Toolchain:
     def describe(self) -> str:
         """One line for people: which compilers and which PyTorch a build uses."""
         return (
-            f"nvcc {_dotted(self.version)} from {self.origin.value} ({self.nvcc}), "
+            f"nvcc {dotted(self.version)} from {self.origin.value} ({self.nvcc}), "
             f"host compiler {self.host_compiler}, torch {self.torch.version}"
         )
 
@@ -103,7 +103,7 @@ class Toolchain:
         least = MIN_NVCC.get(code)
         if least is not None and self.version < least:
             raise BuildError(
-                f"{code} needs nvcc {_dotted(least)} or newer, but nvcc {_dotted(self.version)} "
+                f"{code} needs nvcc {dotted(least)} or newer, but nvcc {dotted(self.version)} "
                 f"was found through {self.origin.value} ({self.nvcc})",
                 remedy=f"{INSTALL_CUDA}, and unset CUDA_HOME, CUDA_PATH or the older nvcc on PATH",
             )
@@ -162,7 +162,8 @@ def missing_tools(code: str, env: Mapping[str, str] | None = None) -> tuple[Buil
     return ()
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def dotted(version: tuple[int, ...]) -> str:
+    """A version as people write it."""
     return ".".join(str(part) for part in version)
 
 
@@ -327,7 +328,7 @@ def _find_torch() -> Torch:
             version = _torch_version(folder / "version.py")
             if _release(version) < MIN_TORCH:
                 raise BuildError(
-                    f"torch {_dotted(MIN_TORCH)} or newer is needed for its stable ABI, "
+                    f"torch {dotted(MIN_TORCH)} or newer is needed for its stable ABI, "
                     f"but torch {version} is installed in {folder}",
                     remedy='pip install --upgrade "torch>=2.11"',
                 )

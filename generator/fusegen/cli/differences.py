@@ -13,6 +13,7 @@ from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
 from ..publish.remedies import regeneration
+from ..spec.usage import command_line
 from .output import say
 
 _UNDER_CELLS = len("cells: ")
@@ -92,8 +93,8 @@ def show_drift(found: Generated, folders: Folders) -> None:
     for schema in found.schemas:
         click.echo(f"{schema.path} is {schema.kind}")
     click.echo(
-        "Why it matters: what runs is not what the specs say, and the next `fusegen generate` "
-        "would change it unreviewed."
+        "Why it matters: what runs is not what the specs say, and whoever generates next would "
+        "change it unreviewed."
     )
     show_diff(found)
     # An edited file keeps `generate` from writing any bundle beside it; ways out are said below.
@@ -102,7 +103,7 @@ def show_drift(found: Generated, folders: Folders) -> None:
     commands = [regeneration(regenerated, folders.options)] if regenerated else []
     if found.schemas and not drifted:
         commands.append("fusegen generate")
-    commands += [f"fusegen build {report.bundle}" for report in stale]
+    commands += [command_line("build", report.bundle) for report in stale]
     if any(commands):
         click.echo("\n".join(("To fix it:", *filter(None, commands))))
     show_refused(found)

@@ -32,6 +32,7 @@ def command(
     # Late: help needs none of it.
     from .. import api
     from ..commands.build import SOURCES
+    from ..spec.usage import command_line
 
     done = api.eject(dest, module, api.Folders(specs, templates))
     if as_json:
@@ -42,4 +43,4 @@ def command(
     places = (path for each in done for path in (each.bundle, each.folder))
     built = dict.fromkeys(str(path) for path in places if (path / SOURCES).exists())
     if built:
-        say(f"to build the kernels, each by itself now: fusegen build {' '.join(built)}")
+        say(f"to build the kernels, each by itself now: {command_line('build', *built)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -52,6 +53,7 @@ def command(
     """
     # Late: help needs none of it.
     from .. import api
+    from ..publish.changes import PRISTINE_NAME
     from . import differences
 
     done = api.upgrade(
@@ -76,4 +78,7 @@ def command(
         return ExitCode.REFUSED
     if left:
         say("edit the files above until they are as you want them, run their tests, then commit")
+    written = [report.bundle for report in done.bundles if report.regenerates]
+    if any((bundle / PRISTINE_NAME).exists() for bundle in written):
+        say(f"commit {PRISTINE_NAME} with the rest, for the next merge: git add {quote(str(dest))}")
     return ExitCode.DRIFT if left else ExitCode.OK

@@ -51,6 +51,7 @@ def command(
     """
     # Late: help needs none of it.
     from .. import api
+    from ..spec.usage import command_line
     from . import differences
 
     request = api.Request(
@@ -75,5 +76,6 @@ def command(
         differences.show_refused(done)
         return ExitCode.REFUSED
     if any(report.regenerates for report in done.bundles):
-        say(f"commit {dest} as it is, so that `fusegen upgrade {dest}` can merge your edits")
+        upgrade = command_line("upgrade", dest)
+        say(f"commit {dest} as it is, so that `{upgrade}` can merge your edits")
     return ExitCode.OK

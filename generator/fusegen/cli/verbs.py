@@ -25,6 +25,7 @@ VERBS: Mapping[str, Verb] = {
     "demo": Verb("fusegen.demo.command", "Train a small model and compare."),
     "eject": Verb("fusegen.cli.eject", "Make a module of a bundle your own."),
     "explain": Verb("fusegen.cli.explain", "Say what one module does and costs."),
+    "export": Verb("fusegen.cli.export", "Write bundles in another tool's layout."),
     "fix-specs": Verb("fusegen.cli.fix_specs", "Rewrite specs of an older edition."),
     "generate": Verb("fusegen.cli.generate", "Write bundles of generated modules."),
     "list": Verb("fusegen.cli.list", "Show what exists."),

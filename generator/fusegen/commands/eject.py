@@ -22,7 +22,7 @@ from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.publish import PublishError, RefusedError, generating, recover
 from ..publish.selection import bundles_at, without
-from ..spec.usage import known
+from ..spec.usage import command_line, known
 from .edits import OnEdit, decide
 from .generate import require_inside, write_bundle
 from .rendering import compare
@@ -151,7 +151,7 @@ def _require_current(report: BundleReport) -> None:
     if not changes.lock_current or report.selection_changed or changes.of(ChangeKind.UPDATE):
         raise PublishError(
             f"{report.bundle}: is not what this fusegen writes, so it cannot tell what a module "
-            f"needs there; bring it up to date first: fusegen upgrade {report.bundle}"
+            f"needs there; bring it up to date first: {command_line('upgrade', report.bundle)}"
         )
     if changes.of(ChangeKind.CONFLICT, ChangeKind.OUTSIDE):
         raise RefusedError(changes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Iterable, Iterator
 
 from ..build.toolchain import missing_tools
 from ..spec.arch import isa_of
+from ..spec.usage import command_line
 from .report import BundleReport
 
 _TESTED_WITH = ("torch", "numpy", "pytest")
@@ -28,9 +30,9 @@ def _steps(report: BundleReport) -> Iterator[str]:
         missing = missing_tools(isa_of(report.selection.arch))
         yield from (error.remedy or error.what for error in missing)
         if all(error.remedy for error in missing):
-            yield f"fusegen build {report.bundle}"
+            yield command_line("build", report.bundle)
     elif report.selection.cells:
         absent = [name for name in _TESTED_WITH if importlib.util.find_spec(name) is None]
         if absent:
             yield f"pip install {' '.join(absent)}"
-        yield f"python -m pytest {report.bundle / 'tests'}"
+        yield shlex.join(("python", "-m", "pytest", str(report.bundle / "tests")))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..build.toolchain import MIN_NVCC, dotted
 from ..checks.load import SpecWarning, load_usable
 from ..emit.text.fold import LINE_LENGTH, fold
 from ..families.gpus import gpu_called
@@ -21,11 +23,11 @@ from ..publish import paths
 from ..spec.arch import ArchSpec, Reach, capability_of, isa_of
 from ..spec.editions import CURRENT
 from ..spec.files import named, resolve
-from ..spec.kinds import SpecKind
+from ..spec.kinds import SCHEMA_FOLDER, SpecKind
 from ..spec.load import SpecSet, adapter
 from ..spec.meanings import meanings_in
-from ..spec.schema import FOLDER, editor_line, file_of
-from ..spec.usage import UsageError, known, spec_named
+from ..spec.schema import editor_line, file_of
+from ..spec.usage import UsageError, command_line, known, spec_named
 from .fitting import with_fitting_points
 from .fix_specs import rewrite_of
 
@@ -84,8 +86,8 @@ def new(kind: str, name: str, *, origin: str | None = None, folder: Path | None 
     with named(path):
         path.write_text(text, encoding="utf-8", newline="\n")
     steps = _next(which, name, path, target)
-    if not (target / FOLDER / file_of(which.key)).is_file():
-        steps = (f"fusegen schema --specs {target}", *steps)
+    if not (target / SCHEMA_FOLDER / file_of(which.key)).is_file():
+        steps = (command_line("schema", "--specs", target), *steps)
     return Scaffold(path, text, steps)
 
 
@@ -206,8 +208,10 @@ def _gpu(name: str, origin: ArchSpec | None = None) -> dict[str, str]:
     ptx = origin is not None and origin.reach is Reach.LATER and not code.endswith("a")
     codes = f"[sm_{code},compute_{code}]" if ptx else f"sm_{code}"
     limits = hardware_limits(capability_of(name)).items()
+    toolkit = MIN_NVCC.get(isa_of(name)) or MIN_NVCC[max(MIN_NVCC, key=capability_of)]
     return {
         "gencode": f"arch=compute_{code},code={codes}",
+        "toolkit": f'"{dotted(toolkit)}"',
         "limits": f"{{{', '.join(f'{limit}: {number}' for limit, number in limits)}}}",
     }
 
@@ -228,19 +232,20 @@ def _validate(kind: SpecKind, name: str, text: str, folders: Sequence[Path]) -> 
 
 def _next(kind: SpecKind, name: str, path: Path, target: Path) -> tuple[str, ...]:
     builtin = resolve(target) == paths.builtin_specs()
-    option = "" if builtin else f" --specs {target}"
-    edit = f"edit {path}"
-    check = f"fusegen validate{option}"
+    option = () if builtin else ("--specs", target)
+    edit = f"edit {shlex.quote(str(path))}"
+    check = command_line("validate", *option)
     match kind:
         case SpecKind.OPS:
-            return (edit, check, f"fusegen new module {name}{option}")
+            return (edit, check, command_line("new", "module", name, *option))
         case SpecKind.MODULES:
-            words = f"--arch cpu --module {name} --recipe bf16"
+            module, recipe = name, "bf16"
         case SpecKind.RECIPES:
-            words = f"--arch cpu --module grouped_linear --recipe {name}"
+            module, recipe = "grouped_linear", name
         case _:
-            return (edit, check, f"fusegen plan --arch {name}{option}")
-    return (edit, check, f"fusegen generate {words}{option}")
+            return (edit, check, command_line("plan", "--arch", name, *option))
+    words = ("--arch", "cpu", "--module", module, "--recipe", recipe)
+    return (edit, check, command_line("generate", *words, *option))
 
 
 def _minimal_recipe(name: str, specs: SpecSet) -> str:
@@ -278,8 +283,8 @@ outputs:
   y: {{shape: [T..., D]}}
 # One expression per output; the backward is derived from it. Known functions:
 # {", ".join(CALLABLE)}.
-# An op that multiplies matrices has `forward` and `backward` steps instead, as
-# specs/ops/grouped_linear.yaml has.
+# An op that multiplies matrices has `forward` and `backward` steps instead: begin one with
+# `fusegen new op NAME --from grouped_linear`.
 pointwise:
   y: relu(x) * relu(x)
 """
@@ -294,7 +299,8 @@ module: {name}
 # The name of the generated torch.nn.Module.
 class: {camel(name)}
 # One op, whose sizes and inputs become the module's. For several ops in a row write `summary`,
-# `dims`, `inputs` and a `chain` instead; specs/modules/grouped_mlp.yaml is one.
+# `dims`, `inputs` and a `chain` instead: begin one with `fusegen new module NAME --from mlp`, an
+# expert MLP with `--from grouped_mlp`.
 op: {op}
 """
 
@@ -309,7 +315,7 @@ arch: {name}
 summary: Say which GPUs these are
 # What nvcc is told, and the oldest CUDA toolkit that knows the architecture.
 gencode: {facts["gencode"]}
-toolkit: "13.0"
+toolkit: {facts["toolkit"]}
 # Hardware limits by name, for people and tests: shared memory of a block in bytes, registers.
 limits: {facts["limits"]}
 # Families of kernels, by the template that prints them. Until one implements the steps of a module,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..spec import schema
 from ..spec.diagnostics import SpecError
+from ..spec.kinds import SCHEMA_FOLDER
 from ..spec.load import no_folder
 
 
@@ -31,4 +32,4 @@ def write(specs: Path) -> tuple[Path, ...]:
     if not specs.is_dir():
         raise SpecError([no_folder(specs)])
     schema.write(specs)
-    return tuple(specs / schema.FOLDER / name for name in sorted(schema.render()))
+    return tuple(specs / SCHEMA_FOLDER / name for name in sorted(schema.render()))

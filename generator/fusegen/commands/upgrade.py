@@ -17,8 +17,9 @@ from ..publish.git import GitError, uncommitted
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, Lock, dump_lock, read_lock
 from ..publish.publish import PublishError, generating, recover
+from ..publish.remedies import regeneration
 from ..publish.selection import bundles_at
-from ..spec.usage import UsageError
+from ..spec.usage import UsageError, command_line
 from .edits import OnEdit, decide
 from .generate import require_inside, write_bundle
 from .rendering import compare
@@ -188,11 +189,12 @@ def _require_committed(report: BundleReport) -> None:
     except GitError as error:
         raise PublishError(
             f"{report.bundle}: an upgrade is to be reviewed, and to be undone, by git, and {error};"
-            " where nothing was edited, `fusegen generate` does the same without"
+            " where nothing was edited, this does the same without:"
+            f" {regeneration([report.bundle], {})}"
         ) from None
     if dirty:
         shown = ", ".join(dirty[:5]) + (f" and {len(dirty) - 5} more" if len(dirty) > 5 else "")
         raise PublishError(
             f"{report.bundle}: an upgrade would change files that are not committed: {shown}; "
-            f"commit or stash them, then run `fusegen upgrade {report.bundle}` again"
+            f"commit or stash them, then run `{command_line('upgrade', report.bundle)}` again"
         )

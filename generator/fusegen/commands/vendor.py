@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..publish.publish import MUTEX_NAME
 from ..publish.selection import find_bundles
-from ..spec.usage import UsageError
+from ..spec.usage import UsageError, command_line
 from .generate import generate
 from .report import Generated
 from .request import Request
@@ -34,9 +34,14 @@ def vendor(request: Request, *, verify: bool = False) -> Generated:
             "one process"
         )
     if not (request.targets or request.archs or request.modules or request.recipes):
+        upgrade = command_line("upgrade", request.out)
         raise UsageError(
-            "say what to vendor: --target <target>, or --arch, --module and --recipe; to bring "
-            f"what is there up to date: fusegen upgrade {request.out}"
+            "say what to vendor: --target <target>, or --arch, --module and --recipe"
+            + (
+                f"; to bring what is there up to date: {upgrade}"
+                if find_bundles(request.out)
+                else ""
+            )
         )
     done = generate(request, verify=verify)
     package = request.out / "__init__.py"

@@ -167,10 +167,10 @@ def read_pending(bundle: Path) -> Pending | None:
 
 
 _RESTORE = (
-    "restore it from version control, or delete it and run `fusegen generate`: files that equal "
-    "the new output are taken over, the others are named"
+    "restore it from version control, or delete it and make the bundle again, by `fusegen generate`"
+    " with what it is to hold: files that equal the new output are taken over, the others are named"
 )
-_DROP = "delete it and run `fusegen generate`"
+_DROP = "delete it and run the command again"
 
 
 def _dump(lock: Lock, tables: Mapping[str, Mapping[str, object]]) -> str:

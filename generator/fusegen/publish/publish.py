@@ -21,6 +21,7 @@ import filelock
 
 from ..emit.fileset import FileSet
 from ..spec.files import named
+from ..spec.usage import command_line
 from .changes import (
     NO_EDITS,
     PRISTINE_NAME,
@@ -44,6 +45,7 @@ from .lock import (
     lock_of,
     read_pending,
 )
+from .remedies import regeneration
 
 # Inside the bundle: it is the one folder known to be writable and on the bundle's file system,
 # without which a rename is a copy. pytest and packaging tools pass over names with a dot.
@@ -230,7 +232,7 @@ def _check_usable(bundle: Path) -> None:
         if (bundle / name).is_symlink():
             raise PublishError(
                 f"{bundle / name}: is a symbolic link, and writing through it could reach outside "
-                "the bundle; remove the link and run `fusegen generate` again"
+                "the bundle; remove the link and run the command again"
             )
 
 
@@ -272,7 +274,7 @@ def _exclusive(folder: Path, timeout: float | None = None) -> Iterator[None]:
     except filelock.Timeout:
         raise BusyError(
             f"{folder}: another fusegen has been publishing here for {timeout:.0f} s; wait "
-            f"for it or end it, then run `fusegen generate` again (the lock is {path})"
+            f"for it or end it, then run the command again (the lock is {path})"
         ) from None
     try:
         yield
@@ -462,22 +464,22 @@ def _refusal(changes: Changes) -> str:
 
 
 def _ways_out(bundle: Path, kinds: set[ChangeKind]) -> list[str]:
+    again = regeneration([bundle], {})
     ways = []
     if ChangeKind.EDITED in kinds:
         ways.append(
             "keep the change and take the new output besides: commit it to git, and run "
-            f"`fusegen upgrade {bundle} --on-edit merge`"
+            f"`{command_line('upgrade', bundle, '--on-edit', 'merge')}`"
         )
     if ChangeKind.CONFLICT in kinds:
         ways.append("resolve the conflicts, which stand between <<<<<<< and >>>>>>>, and commit")
     ways += [
         "keep the change where it lasts: make it in the spec or template, delete or move away the "
-        "files above, and run `fusegen generate` again",
-        "take the new output: delete the files above, or restore them with git, and run "
-        "`fusegen generate` again",
+        f"files above, and run `{again}`",
+        f"take the new output: delete the files above, or restore them with git, and run `{again}`",
     ]
     if kinds == {ChangeKind.REFORMATTED}:
-        ways.append("overwrite what differs in layout only: `fusegen generate --accept-format`")
+        ways.append(f"overwrite what differs in layout only: `{again} --accept-format`")
     if ChangeKind.OUTSIDE in kinds:
         ways.append("replace a link that leads out of the bundle by a real folder or file")
     return ways

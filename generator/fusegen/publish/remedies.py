@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,11 +22,17 @@ def regeneration(bundles: Sequence[Path], folders: Mapping[str, Sequence[Path]])
     Args:
         folders: folders given on the command line by option, such as `--specs`.
     """
-    extra = "".join(f" {option} {path}" for option, paths in folders.items() for path in paths)
+    extra = "".join(
+        f" {option} {_word(path)}" for option, paths in folders.items() for path in paths
+    )
     parents = dict.fromkeys(bundle.parent for bundle in bundles)
     return "\n".join(f"fusegen generate{out_option(parent)}{extra}" for parent in parents)
 
 
 def out_option(parent: Path) -> str:
     """`--out` where the bundles are not in the default folder."""
-    return "" if parent == Path("generated") else f" --out {parent}"
+    return "" if parent == Path("generated") else f" --out {_word(parent)}"
+
+
+def _word(path: Path) -> str:
+    return shlex.quote(str(path))

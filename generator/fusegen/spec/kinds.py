@@ -17,6 +17,9 @@ from .op import OpSpec
 from .recipe import RecipeSpec
 from .target import TargetSpec
 
+SCHEMA_FOLDER = "schema"
+"""Folder beside those of the kinds: the JSON Schemas of all of them, for editors."""
+
 AnySpec = OpSpec | ModuleSpec | RecipeSpec | ArchSpec | TargetSpec | FusionSpec
 
 

@@ -18,7 +18,7 @@ from .editions import CURRENT, Document, edition_of, is_older, newer_problem, up
 from .fields import PATTERNS
 from .files import read
 from .fusion import FusionSpec
-from .kinds import AnySpec, SpecKind
+from .kinds import SCHEMA_FOLDER, AnySpec, SpecKind
 from .module import ModuleSpec
 from .op import OpSpec
 from .recipe import RecipeSpec
@@ -522,27 +522,25 @@ def spec_files(folder: Path, problems: list[Problem]) -> Iterator[tuple[SpecKind
     if not folder.is_dir():
         problems.append(no_folder(folder))
         return
+
+    def wrong(path: Path, message: str) -> None:
+        problems.append(Problem(Loc(display(path, folder), 1, 1), message))
+
     known = [kind.folder for kind in SpecKind]
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and entry.name not in (*known, "schema"):
-            hint = did_you_mean(entry.name, known)
-            problems.append(
-                Problem(Loc(display(entry, folder), 1, 1), f"unknown spec folder{hint}")
-            )
-        if entry.suffix in _YAML and entry.is_file() and not entry.name.startswith("."):
-            reason = f"no spec is read from here; move it into a folder: {', '.join(known)}"
-            problems.append(Problem(Loc(display(entry, folder), 1, 1), reason))
+        if entry.is_dir() and entry.name not in (*known, SCHEMA_FOLDER):
+            wrong(entry, f"unknown spec folder{did_you_mean(entry.name, known)}")
         if entry.name in known and not entry.is_dir():
-            problems.append(
-                Problem(Loc(display(entry, folder), 1, 1), "expected a folder of specs")
-            )
+            wrong(entry, "expected a folder of specs")
+    for path in sorted((*folder.glob("[!.]*"), *folder.glob(f"{SCHEMA_FOLDER}/[!.]*"))):
+        if path.suffix.lower() in _YAML and path.is_file():
+            wrong(path, f"no spec is read from here; move it into a folder: {', '.join(known)}")
     for kind in SpecKind:
         for path in sorted((folder / kind.folder).glob("[!.]*")):
             if path.suffix == ".yaml":
                 yield kind, path
             elif path.suffix != ".md":
-                loc = Loc(display(path, folder), 1, 1)
-                problems.append(Problem(loc, "not a spec: expected <name>.yaml, or .md for notes"))
+                wrong(path, "not a spec: expected <name>.yaml, or .md for notes")
 
 
 def no_folder(folder: Path) -> Problem:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .files import named
-from .kinds import SpecKind
+from .kinds import SCHEMA_FOLDER, SpecKind
 from .meanings import described
-
-FOLDER = "schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def file_of(key: str) -> str:
 
 def editor_line(key: str) -> str:
     """The comment by which editors find the schema of a spec in a folder of its kind."""
-    return f"# yaml-language-server: $schema=../{FOLDER}/{file_of(key)}"
+    return f"# yaml-language-server: $schema=../{SCHEMA_FOLDER}/{file_of(key)}"
 
 
 def _text(kind: SpecKind) -> str:
@@ -73,7 +71,7 @@ def _text(kind: SpecKind) -> str:
 
 def diff(specs: Path) -> tuple[SchemaChange, ...]:
     """The schema files below a spec folder that differ from the dataclasses."""
-    folder = specs / FOLDER
+    folder = specs / SCHEMA_FOLDER
     wanted = render()
     present = {path.name: path for path in folder.glob("*.schema.json")}
     changes = [
