@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18f56548e5447609
+# checksum sha256:c5eecfc600ca2933
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "00a19d50de1dc7ae5a6798162903b4a0b652c764f20f0c13b2159174fe068e71"
+DIGEST = "da89c3760408bd761939f22feaa4ac9a972060f58865984b12936d376e03ac05"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5b420d4eba4d17f9
+# checksum sha256:3e5ede3f1643bfa8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "380ae95d21b47acc5bfc721018a202d469f86d617466537dbb27aa6924312a25"
+DIGEST = "1b0a576ca537a0a9f44241724c65d969721e0f010713c0c0b70a83dc7301f28f"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0db6114d69cad57c
+# checksum sha256:59c3d895af524c8d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "f9fb3e400e849bf869abee6a2a127ba0806c4cca7a5fdd4c0296e5b8000ae9e7"
+DIGEST = "fd5c52564dc4f261c5321a3740fa5ed46c37a0a167ae4c0b924e8a9f3410b698"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

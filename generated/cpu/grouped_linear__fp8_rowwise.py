@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8e3bc8f8a8974620
+# checksum sha256:7e159e193ee6b546
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "4ad848653946af901c5067799a188eec13a0820bed71504b986dadbecc36ea3f"
+DIGEST = "9af15d7e8fcdfd1c1e2da48c5d01580e6f6c203e6bc794c38342700147cc51d3"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:73854cda1f644974
+# checksum sha256:afe7856dd522c856
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "4d63487761c285660bb6c94545f87d99ee304e5e5072ce09e7c1940eef0e7887"
+DIGEST = "2371bdc506a6e4a893a4d6b4cd8ff3c83f1f5930abe639aed90fc0f1d7dc5692"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

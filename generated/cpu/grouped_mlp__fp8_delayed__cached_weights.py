@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:abe873423a3152b5
+# checksum sha256:9ead481c12b46784
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5e657f63d863878cfc42e995884e7ca4e1414ea2eb063076dbcb81cf4505fb3b"
+DIGEST = "71fe8e6119aff6fc72c70b3fe172b6d074ccb7b295656e08fbb940d6e14bd68c"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

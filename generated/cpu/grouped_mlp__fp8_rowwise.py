@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:294db58dcf5bc3c7
+# checksum sha256:da9316f8971f0bb4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "d584a12d09d6d9ea147d7b31e1b9fd4c4cee0f26b1e5fb5bda34936c0ac3bd1c"
+DIGEST = "16ffd3184b25791ca95f862e0580afef8de4832c173a8079a7343ff75713dc77"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e5d5b5d3faab14b6
+# checksum sha256:099a64947585f090
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "9abb971ed45c90ca9b9d0e68c18f2cc619448c7bc5c509e9ae63bb111b75fa53"
+DIGEST = "d74baa3b12bffde0d6a6cbdca8ff046d0ba0c94e0d6e80a59a8a9cd9102733e1"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

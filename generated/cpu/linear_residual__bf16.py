@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b85a4c076f24afd3
+# checksum sha256:caa0bb9c3f6090cb
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "410ed476419611d938e875e16a9d8e4b7e447ed78f3c99be754bef2fe3529e1d"
+DIGEST = "78bd83306f71325d7826a9454e534381487432cf319a2a82711e027638803123"
 _library.join("linear_residual__bf16", DIGEST)
 
 

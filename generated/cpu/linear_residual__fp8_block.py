@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f00c239e10c6ec0a
+# checksum sha256:f8fbab86826199d7
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "c3713bd6a4ef699787d1e1f7de1ddce82e0666b2e9a9be65d8f8f8c74c26e815"
+DIGEST = "593c20e758afb67c590caecf9280c629246c83501b626adffc9d5fce445ee82a"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1441bc72b76d4cf5
+# checksum sha256:6a8ff68b41c0491e
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "1d2142afc4137e57f657c89ca42d58c5c40932315b35013bad1d071b7e27127f"
+DIGEST = "b650344362e97a650294b0661f2c8900681a38e3d35ef51cc200a5acfae13871"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

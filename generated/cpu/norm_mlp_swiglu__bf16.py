@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:f75e14804eab9cb3
+# checksum sha256:fc18890bc6a4b422
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "d752cdfc63832d480d9676b5d2b370ff165d42321d3f19109896d84e07d7845a"
+DIGEST = "25816fe34cd05d3beb5b2f7d03bbb00d96c2815195bc73070f652601c2ee09c4"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:18c17a328ed2bd27
+# checksum sha256:66fcf771ef27ee0c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "269c0fe323d046e1ec88cc98e32958dae1f34c910f51b94293fabfe59049e76c"
+DIGEST = "d4bb7b9e82b719c6fb8fe77e04690d533e37131050d982da40a6a61a06fb6727"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

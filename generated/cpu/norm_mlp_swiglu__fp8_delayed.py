@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4be6855e8d58298a
+# checksum sha256:ce2932961bdd4803
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "0ce0b15b6200d21793b7b1e07f3e6f97ea0e7ac4c6b67bb0957bc977ff70a1f9"
+DIGEST = "b251c11598febded920b3fa36f18f549e41e3667509fc3721b5d2c10232f5fcb"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4bc3d03b4efa24fb
+# checksum sha256:ca12ca5938da339e
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "13c59fe2b4121621acdef3de66e65b9af0e77e7193fe4bf051726c9f1f65b683"
+DIGEST = "8840e6d9114a0bb845a61308fd310a3921f1ee0fcd1f3ecca13810240340e9ef"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

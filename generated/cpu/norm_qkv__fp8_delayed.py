@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2f7fca99b7e3e4e2
+# checksum sha256:19a39305e32d7036
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "f1be48db056c2fdd59fa55e8fb7df8d453daed09056aaa78f950a65efd38a1e6"
+DIGEST = "a65c674c205836b462e08ecc1ab4e6cebc16ed9f8ed8d8e53a995726d40c4eaf"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

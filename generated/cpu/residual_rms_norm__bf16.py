@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8abc120b5bc0405f
+# checksum sha256:2f6c2cb6aeacc3f9
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "5950e1c0fb7c7b65b969a281c16043d93911819fb3c0756297f458a2b23d4801"
+DIGEST = "434b54bef8eda5ce30dce8d607b645bbe940b34b5a6d78aa4062da6f8f407a87"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a7342055b2f0e40c
+# checksum sha256:f6f7222bbe184a4e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "da416e16535f24e30b4267a03e9b333e67657d0f2620ceadf9728fd79dd15527"
+DIGEST = "5d3bb492ea0a86f07280a5fdb7dfdf2307714c02174d8ba7c5a8151261bc3de5"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8ed54ab85ed6e953
+# checksum sha256:817a887e7e4514fc
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "92d55d27f1784fa20321d5d8af7f2b1c4db35f6a6293674ecd6c3d836ba4fdbe"
+DIGEST = "582d5b1a6e32529a96dd7811145df05c242af5825747cf089045715ce179a298"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

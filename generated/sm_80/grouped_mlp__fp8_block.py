@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:cf452e326b82d65b
+# checksum sha256:ea7de8ce75af61d9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "70cc72547959c1d9aa6be3605129d8d54ee2c6d55ed80c9e7fe1d0a9de2fb9d1"
+DIGEST = "c46b5cb5928c8cd9dd9392baec344f5e46ae06e80814ebb870916d3db32319e2"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

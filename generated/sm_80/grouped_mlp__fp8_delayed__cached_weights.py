@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c94f92f708bfd782
+# checksum sha256:0ea2a1e3383e1bb4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "2da50dc0d0e3de3f912ad8e00be3415f3357a9f5c1c4a33a779ad8612f65919f"
+DIGEST = "23a77e773d8ba9ead9a6befacdea6e036f410fc368fc305c7c57d843af6b06ae"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1472524ba480e76f
+# checksum sha256:f09fb0eea35a07c1
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "8e205e9d9bc083297d5c6204a2936aa1acc277fe670b691117fd1b6fc91526eb"
+DIGEST = "13e34895dd3d659c55932a8168171fb2e60cd22c8bfab61294e3861cdf1b601a"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:54956d578a70b357
+# checksum sha256:bce2b53e06a92e58
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "057370b0a8cf99000df35d4225afa24ac5fda766618652691b112fe3477db1b7"
+DIGEST = "2dfdf7ac902709aeb181d8966ad0340084826329ca9e7fdbb416f2a884251771"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1dce7d5414f290ac
+# checksum sha256:d327a2419e8911a6
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "4266ecefe13fe65b3889887d91cef06e774c96ff24d0828ce8e1c2b2bf055ee1"
+DIGEST = "7bb79fe629cea8f89355178a9bb2403dd03a973186da9d38354a250093dd9423"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c096f069467daf12
+# checksum sha256:7ca40e26fa88eebf
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "56d0a0ab2f4f7c6702a961de3c6123b67dff1eec326ee6d50854dbd7425528ba"
+DIGEST = "71ffb7ebb029b5fb7c66eab4549dbf0dc50bf11fe2299aa13162e97e9bc45000"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

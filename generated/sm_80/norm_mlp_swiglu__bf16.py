@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:bce7dc3ea6b80c6b
+# checksum sha256:f0fb3abecc1af0ac
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "f13d18168fd3613d04d5c8b70a896b44602b7c706f97fe8475cf5237b9280f20"
+DIGEST = "57be2b62dd94b504ec7eaf5fb0eb569f8fdc3b61c3d4adb39d7d9c59586f0695"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

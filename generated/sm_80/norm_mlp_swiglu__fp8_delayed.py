@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0dc37891bd4259e4
+# checksum sha256:8cb077f5be0bcf51
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "982d231bc2631bf64292cbecfd6876a4257b7d49c0cf0c2e8b85e30be7f0d006"
+DIGEST = "3ae348d4fbac3efdc4acaaad296f4e75bf85c8d87d0e48e2e01d8a5b84195c6e"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:238e0663fe678214
+# checksum sha256:f49431bede245dfd
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "c4c2d2d1a0e696ff058ec29e55e0857f4dccbd23585e8604070e39ab9a898934"
+DIGEST = "b723fb9fec6ab6d06d600525f93c33135cfcddb5e4d80fe0b67ff52e7b0d436c"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

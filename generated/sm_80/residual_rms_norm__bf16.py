@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2b3fed0862a49a31
+# checksum sha256:926ae2bd57b870ac
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "43687b0915deee20d4ac345341169d404f9b6351f16b387ad48100314e3beda2"
+DIGEST = "3656d3e32b5bc75b67c2b49521ab7e3969915e2a8853ea5cd6bb539ac4e4c42b"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

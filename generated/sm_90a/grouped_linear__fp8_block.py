@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:60a72ddfa1f42382
+# checksum sha256:90abecd196197614
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "b1cedbd49102e4341e27e9da46533f1cae56c105dae195fe9da0540799b7d74c"
+DIGEST = "023654f30d717977844dee7796cff2f0010036df5baf39a8e00ebddfdb8dc161"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0272e61314ca46af
+# checksum sha256:186fb5fb0a940302
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "2396cf98acc7d21a7314fcecfb6f1134a8be550dc048d94a946b09d019927642"
+DIGEST = "3884b1605806ac50bc2337dc5dc48ed4d1fc0cce388dd35d86c8a6bdc2334ef8"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

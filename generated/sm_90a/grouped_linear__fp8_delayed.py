@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c874d4c78b06421
+# checksum sha256:c3069f94504b9f74
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "b1d00acecbb98798f6310dd9d1ed1f660a8f9530d0d9983bd0fb7a785d0575b2"
+DIGEST = "147bc61fae049915004bb8ed8cd93967ff9fdc5bb5ba7e3c4e04fbb6fe9b08bd"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4ddbcb23f7ac5e4e
+# checksum sha256:9546bb9107ba7219
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "9fb8d65666d12f77ade6394d90d60385cf782674328fc2c8557dc548d4d343dc"
+DIGEST = "e56fc0ed4eb6e01e09770fa29dbda55b09e047ae07ec1576ebb6227bb5b48e9a"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28f50907ba353ef0
+# checksum sha256:6fe029757542098e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "b6fd922d529862f52202b25fb3a00a816ac350d5bd29fe8559efeaca3be61291"
+DIGEST = "fb974db6891e676f94ad1895740d6656a715bd4e69bc5c61a7268ecd1758459b"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4414cd0afc0e2500
+# checksum sha256:0e140c60d7ff591e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "5a63e2655096b4e22ca3d79b5df89e7fcd07be1d80b5a57f599ec2c3a72dadd5"
+DIGEST = "1ac3b9ce8f739255dcfb7b8ffdf50474231734685b4ceb3e93f6e8b90ed9b4b9"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:06d5aa0a33bb2709
+# checksum sha256:97bda4450e500f5c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "538274a24413033af94b09bdaa2ca1a12be8c29f0ab91330073c3eeeae7c94a9"
+DIGEST = "7ca076779924bb7f821ae2749c834f66dad54b1fedbb167458ae586c7321e3d7"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:064533bd0bc3b03d
+# checksum sha256:3fa2459c52aa1e72
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "c7b5be308f88aef2724840eecc2417f8b4cc2ec07af270fa5c91220c2986a5cd"
+DIGEST = "27ee5ca57223375255b8aa70153cc76fce2995e2a380f738e9a75f0874aac831"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:738db7b511dff74a
+# checksum sha256:081dcddb656fcbda
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "a9123d4fadd1b76485d88e2e9125ee31ad564dd4f28ecd3dac95f7bd70b01040"
+DIGEST = "207a2cc64cd6ece0dee110a4c79d25c440396889efac586e3c98f783fa986274"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eda58fbae378ff69
+# checksum sha256:5869879a2a315bfa
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "0ab72d5ade7a76ffb9e4d98437923311c331587a3c42ec02b877dae40a096b3a"
+DIGEST = "a29ebabbbca0c8edb42efbb8149fcd1dc2daa9a61eb619133b410e93589e7bd2"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

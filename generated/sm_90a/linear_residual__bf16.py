@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b344fb4b44fa4222
+# checksum sha256:a0fdd71f078ba3bf
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "3642bc02a264b295636ca139e9aff0c4ba7043d31494b6472d9035b98c21b001"
+DIGEST = "a496b898b5f0e14bdd0d9c163d726f895012f8c102372d444131423422b9e338"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bea7f81c64cfd25f
+# checksum sha256:c89be2364fa44c68
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "f9aa5e7686f5a60fcf7e434f5d3238c9fea594b9a768afc47e7b6cfecfe5702a"
+DIGEST = "b0ff72c7be6b8e4cbdfc89e86acd74d00fbfc011e71cd3a1d148c9f61a247621"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

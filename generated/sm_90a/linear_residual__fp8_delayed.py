@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4a3e00ec0edc0a1e
+# checksum sha256:1be0eceff8dab855
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "c7841ee70d3b3bd136b2d0db68fb302b9d5bd8829b0ec5efa89c5d6e2f8860cf"
+DIGEST = "c79569077aaad90899b4535ffde8d2297fa6e2375e7f9ee48acb47f7c1c5604e"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

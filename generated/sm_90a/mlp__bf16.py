@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:185e7651e86414fa
+# checksum sha256:c321809c95fa61e2
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "530edb5ec7286add6a3da479eb25f4ca5f7e28a4070d51bb6bbeea91b0447119"
+DIGEST = "2d62a56d9fd624ae6d8696fbab26776ca6a85015c216d0e5d693d4848fbf2068"
 _library.join("mlp__bf16", DIGEST)
 
 

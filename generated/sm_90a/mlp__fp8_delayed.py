@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3e9d03ed85c78b10
+# checksum sha256:b4424d5c904274b1
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "71a8c382fdab0b3c3e3a547dbcc74c78e6063f291c96af4b274037408e51da9c"
+DIGEST = "725b56a8750518dfe2579a2637071ce986cf6a9648474636d7e7e9ab88b95979"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

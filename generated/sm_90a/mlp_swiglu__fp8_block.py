@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:77d5853dc9da822c
+# checksum sha256:5825bcd5b5f86380
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "c3af474b36048be86f888436e5c78e25551ec3522a912e2f2e22ed70623eb5ec"
+DIGEST = "ac2fc1cc2c11996349cb2ed1e811b9c32dc53276c27adba34c5bf198b2b870ac"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:68caa4deaf4f6dcc
+# checksum sha256:bf76715345185848
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "8183a9a0c4f1faeaffbc7ccde771a9ff21c2a22a094c3bc82fef1e1520f09ad3"
+DIGEST = "b65f9561e79d3efa598b2345493dec5297fcd78ab63b9687f977e3aa7062548b"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

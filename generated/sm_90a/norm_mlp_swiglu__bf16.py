@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0ee8693b8eb686a2
+# checksum sha256:a0cc110d2e5f6609
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "835188d8a17713945ffe62c606a40f0d887f004bddea209919d87e8664805957"
+DIGEST = "d09ee9e9cf6007a5b4a3f4e7ae2606f4f8ee69e3b8525ef3db5c25d0a72c8210"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:661f1bbb3542945e
+# checksum sha256:a9e2e8eb4de1943e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "3d83bc942cf80f6b58eadda4e8bb690253a8f9d846af1fe574598abaa4277a3b"
+DIGEST = "66cfe7a25b477a8716efd27a216cfa8eb672dbe7ec75959f89a73f03b24a3169"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:71e6bbae439f2ac4
+# checksum sha256:44939d82d1e65931
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "705718c69c7ee1c2722339e3e7dfde880e30a3e9195964752d1c21edf4e386c9"
+DIGEST = "7db70fea2790d8e4df79f11036b935c47b41fb730aed0b7eae81f2e5512bd39a"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

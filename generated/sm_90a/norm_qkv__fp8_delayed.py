@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b45dbd1ac1029a12
+# checksum sha256:8bd8026befc787ca
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "373b2f293d9febd4bc565b06055d880009a97b5bbe9e7913dc5b95d89665e06c"
+DIGEST = "03446436173071fc2b020e308e3d21a76fbb947562b33928edd29b566e68c6d5"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

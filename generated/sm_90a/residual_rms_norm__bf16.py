@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:27c94930c2caa8a9
+# checksum sha256:0143433e06933e3b
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "9c27d2f902ba3c637bd3330734ccfa983c6a63ca336e2e39f214ac664c88fd40"
+DIGEST = "b074420e954fdfd64606034e8feebd833174f2e20c4c30457ba736cbf057fd1b"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 
