@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from gpu import bundles
 
 from fusegen import cli
 from fusegen.build.toolchain import BuildError
@@ -223,6 +225,19 @@ def test_commands_work_for_folders_with_spaces() -> None:
         for line in steps_of(run("generate", "--out", "other dir", "--arch", "cpu", *SILU).stderr)
     )
     assert shlex.split(line)[-1] == "other dir/cpu/tests"
+
+
+def test_a_bundle_of_the_cpu_names_the_whole_command_for_a_gpu() -> None:
+    cell, folder = "linear__fp8_block__cached_weights", Path("my experts")
+    words = ("--module", "linear", "--recipe", "fp8_block", "--option", "cached_weights")
+    run("generate", "--arch", "cpu", *words, "--namespace", "acme", "--out", str(folder))
+    package = bundles.load_bundle((folder / "cpu").resolve(), "of_the_cpu")
+    said = importlib.import_module(f"{package.__name__}._library")._explain_absence(cell)
+    line = said[said.index("fusegen generate") :]
+    assert run(*shlex.split(line.replace("native", "sm_90a"))[1:]).exit_code == 0
+    made = folder / "sm_90a"
+    assert (made / f"{cell}.py").exists()
+    assert 'NAMESPACE = "acme_sm_90a"' in (made / "_library.py").read_text("utf-8")
 
 
 def test_an_op_that_is_no_module_yet_names_the_command_that_makes_it_one() -> None:
