@@ -37,6 +37,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     cells += [Cell("linear", "fp8_block", ("cached_weights",)), Cell("scaled_swiglu", "bf16")]
     cells += [Cell("mlp_swiglu", "bf16"), Cell("grouped_mlp_srelu", "bf16")]
     cells += [Cell("grouped_mlp", "fp8_block", ("cached_weights",))]
+    cells += [Cell("grouped_linear", "bf16", ("parameter_per_group",))]
     cells += [Cell(f"{kind}_clamped_qgeglu", "bf16") for kind in ("scaled", "grouped_mlp")]
     return load_cells("adapters", tmp_path_factory.mktemp("adapters"), cells)
 
@@ -454,6 +455,9 @@ def test_targets_that_are_no_layers(bundle: str) -> None:
     cached = made(bundle, "grouped_mlp__fp8_block__cached_weights", "GroupedMLP", G, K, N)
     with pytest.raises(TypeError, match=r"cached_weights; put adapters on its parameters"):
         with_adapters(bundle, nn.Sequential(cached), target_modules=["fc1"])
+    many = made(bundle, "grouped_linear__bf16__parameter_per_group", "GroupedLinear", G, K, N)
+    with pytest.raises(TypeError, match=r"parameter_per_group; put adapters on its parameters"):
+        with_adapters(bundle, nn.Sequential(many), target_modules=["0"])
 
 
 def test_experts_that_cannot_be_taken_apart(bundle: str) -> None:

@@ -92,6 +92,8 @@ def _is_linear(plan: ModulePlan) -> bool:
     """Whether its interface and its chain are those of one linear layer."""
     if len(plan.exact) != 1 or not is_gemm(plan.exact[0]) or plan.process_groups:
         return False
+    if _has_many_weights(plan):
+        return False
     gemm = plan.exact[0]
     operands = (gemm.input("a"), gemm.input("b"), plan.groups, gemm.input("add"))
     keywords = tuple(dim.keyword for dim in plan.dims if dim.constructor)
@@ -101,6 +103,11 @@ def _is_linear(plan: ModulePlan) -> bool:
         and keywords[-2:] == _FEATURES
         and len(keywords) == (3 if plan.groups else 2)
     )
+
+
+def _has_many_weights(plan: ModulePlan) -> bool:
+    """Whether a layer has a parameter of each group, so that there is no weight to merge into."""
+    return any(parameter.per_group for parameter in plan.parameters)
 
 
 def _linear(plan: ModulePlan) -> LinearText:
@@ -116,7 +123,7 @@ def _linear(plan: ModulePlan) -> LinearText:
 def _fused(plan: ModulePlan, others: tuple[ModulePlan, ...]) -> FusedText | None:
     """Experts whose last bias is added as it is, as a linear layer adds it."""
     chain = expert_chain(plan)
-    if chain is None or chain[2].input("add_scales") is not None:
+    if chain is None or chain[2].input("add_scales") is not None or _has_many_weights(plan):
         return None
     first, act, last = chain
     assert act.pointwise is not None, act
