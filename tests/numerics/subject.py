@@ -41,6 +41,7 @@ def quantization(recipe: str, role: str, **changes: Any) -> Any:
         "rounding": spec.get("rounding", "nearest"),
         "hadamard": spec["hadamard"]["orientation"] if "hadamard" in spec else None,
         **scale,
+        "source": "history" if scale.get("history") else "current",
         **changes,
     }
     return reference.Quantization(**fields)

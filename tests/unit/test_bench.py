@@ -464,7 +464,7 @@ def test_an_entry_of_targets_says_what_is_wrong(
         benchmarks.module("targets").Target.parse(aim(value="fraction", **words))
 
 
-AWAITED = {"softmax", "norms", "residual_norms", "norm_quantize"}
+AWAITED = {"softmax", "norms", "residual_norms"}
 """Benchmarks of which cases, or other libraries beside ours, were not measured yet."""
 
 

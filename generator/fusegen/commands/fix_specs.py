@@ -15,7 +15,7 @@ from ..spec.diagnostics import Loc, Problem, SpecError
 from ..spec.editions import CURRENT, Upgrade, edition_of, is_older, newer_problem, upgraded
 from ..spec.edits import EditError, rewritten
 from ..spec.files import named, resolve
-from ..spec.kinds import SpecKind
+from ..spec.kinds import SCHEMA_FOLDER, SpecKind
 from ..spec.load import Source, display, no_folder, parse_yaml, read_text, spec_files
 from ..spec.usage import UsageError
 
@@ -80,7 +80,7 @@ def fix_specs(places: Sequence[Path], *, write: bool) -> tuple[Rewrite, ...]:
 
 def stale_schemas(places: Sequence[Path]) -> tuple[Path, ...]:
     """Spec folders among the places whose schemas for editors are not of the current edition."""
-    kept = (place for place in places if (place / schema.FOLDER).is_dir())
+    kept = (place for place in places if (place / SCHEMA_FOLDER).is_dir())
     return tuple(place for place in kept if schema.diff(place))
 
 
