@@ -208,7 +208,7 @@ def _gpu(name: str, origin: ArchSpec | None = None) -> dict[str, str]:
     ptx = origin is not None and origin.reach is Reach.LATER and not code.endswith("a")
     codes = f"[sm_{code},compute_{code}]" if ptx else f"sm_{code}"
     limits = hardware_limits(capability_of(name)).items()
-    toolkit = MIN_NVCC.get(isa_of(name)) or MIN_NVCC[max(MIN_NVCC, key=capability_of)]
+    toolkit = MIN_NVCC.get(isa_of(name), max(MIN_NVCC.values()))
     return {
         "gencode": f"arch=compute_{code},code={codes}",
         "toolkit": f'"{dotted(toolkit)}"',
