@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir.naming import gradient, need
+from ..ir.naming import need
 from ..ir.step import Step
 from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
@@ -103,10 +103,7 @@ def _forward(draft: Draft) -> View:
 def _backward(draft: Draft) -> View:
     flagged = Property.FLAGGED in draft.holds
     later = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
-    results: When = {}
-    for leaf, name in draft.gradients:
-        if name not in later:
-            results[name] = (*results.get(name, ()), need(leaf))
+    results = {name: when for name, when in draft.computed.items() if name not in later}
     made = {name for step in draft.backward for name in step.writes}
     results |= {name: step.when for step in draft.wgrad for name in step.reads if name in made}
     results |= _sent(draft, draft.backward)
@@ -151,7 +148,7 @@ def _wgrad(draft: Draft) -> View:
 
 def _before_backward(draft: Draft) -> When:
     """What a backward can read: gradients of the outputs, what the module has, what is saved."""
-    known = (*map(gradient, draft.outputs), *_states(draft), *dict(draft.main_grads).values())
+    known = (*draft.incoming, *_states(draft), *dict(draft.main_grads).values())
     if Property.SAVED in draft.holds:
         return {result.buffer: result.when for result in draft.saved} | _always(known)
     repeated = {name for step in draft.backward for name in step.writes}
