@@ -95,8 +95,8 @@ class Draft:
         joined: tensors that several states, or several of what is saved, lie in.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         collectives: what ranks exchange within a direction, in order.
-        gradients: (leaf, buffer of its gradient) that the backward can be asked for.  Several leaves
-            may have the same one, and one that comes in, which no step of the backward writes.
+        gradients: (leaf, buffer of its gradient) that the backward can be asked for; several may
+            have the same one, or one that comes in, which no step of the backward writes.
         exact: the forward of a recipe without roles, which errors are measured against.
         exact_outputs: the buffers of its outputs.
         quantizations: how each role is quantised.
