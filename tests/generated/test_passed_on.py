@@ -178,7 +178,7 @@ def test_steps_accumulate(bundle: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("module", ["add_extra_input", "linear_residual", "bias"])
 def test_gradients_that_are_laid_out_otherwise(bundle: str, module: str) -> None:
-    """Expanded, as of a sum, and transposed: `.grad` has memory of its own, laid out as its leaf."""
+    """Expanded, as of a sum, and transposed: `.grad` has memory of its own, as its leaf has."""
     cell = Cell(module, "bf16")
     wide = torch.randn(WIDTH, *ROWS).bfloat16().permute(1, 2, 0)
     for dy in (torch.ones(()).bfloat16().expand(*ROWS, WIDTH), wide):
@@ -410,4 +410,3 @@ chain:
   - {op: grouped_linear, as: fc, dims: {K: H, N: H}}
   - {op: add_extra_input, as: sum, dims: {D: H}, with: {extra: residual}}
 """
-

@@ -42,6 +42,8 @@ def draft_faults(draft: Draft, before: Draft | None = None) -> Iterator[Fault]:
     for view in _programs(draft):
         if view not in known:
             yield from faults(view, draft.buffers, formats)
+    if not settled or settled.gradients != draft.gradients:
+        yield from _gradients(draft)
     for direction in draft.directions:
         if not settled or direction not in settled.directions:
             yield from direction_faults(direction, draft.buffers)
@@ -51,6 +53,18 @@ def draft_faults(draft: Draft, before: Draft | None = None) -> Iterator[Fault]:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
             yield from faults(view, buffers, Formats(roles, conversion.layout))
+
+
+def _gradients(draft: Draft) -> Iterator[Fault]:
+    """Whatever gives a leaf its gradient, it is of the leaf's type and shape."""
+    lent = dict(draft.main_grads).values()
+    for leaf, name in draft.gradients:
+        one, other = draft.buffers.get(leaf), draft.buffers.get(name)
+        if one is None or other is None or name in lent:
+            continue
+        if (other.dtype, other.shape) != (one.dtype, one.shape):
+            words = f"is {other.dtype.value} {other.shape}, but the gradient of {leaf}, "
+            yield Fault("backward", "", name, f"{words}{one.dtype.value} {one.shape}")
 
 
 def _says_the_same(before: Draft, draft: Draft) -> bool:
