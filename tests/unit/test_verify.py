@@ -120,6 +120,14 @@ def test_a_program_that_stays_is_looked_at_again_where_its_buffers_change() -> N
         ),
         (LINEAR, "saved", "(out:dx) when=(need_dx)", "(out:dx) when=(need_y)", "need_y is no flag"),
         (SWIGLU, "saved", "{dscales when=", "{dy when=", "dy has a condition, but is not written"),
+        # what gives a leaf its gradient is like the leaf
+        (
+            LINEAR,
+            "saved",
+            "gradients=(x:dx ",
+            "gradients=(x:dy ",
+            "dy is io [T..., N], but the gradient of x, io [T..., K]",
+        ),
         # one writer, and nothing is changed but what is owned
         (LINEAR, "saved", "(out:dweight)", "(out:dx)", "dx is written, but a step before it"),
         (LINEAR, "saved", "(out:dweight)", "(out:dy)", "dy is written, but is there before"),

@@ -41,7 +41,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Chunks: ("symbol", "memory"),
     Copy: ("original", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
-    ModulePlan: ("inputs", "differentiated", "arguments", "outputs", "main_grads", "exact_outputs"),
+    ModulePlan: ("inputs", "gradients", "arguments", "outputs", "main_grads", "exact_outputs"),
     Operand: ("buffer",),
     Parameter: ("buffer",),
     Pointwise: ("attributes",),

@@ -22,8 +22,7 @@ from .buffers import (
 from .dtypes import DType
 from .kernel import LayoutSpec
 from .kernel_set import Kernel, KernelSet, KernelUnit
-from .names import prefixed
-from .naming import Cell
+from .naming import Cell, gradient
 from .program import Direction, Program, own_type_argument
 from .quantization import QuantizationSpec, Role
 from .segments import Group
@@ -128,7 +127,8 @@ class ModulePlan:
         dims: symbols and keywords.
         inputs: names of the module's inputs in call order.
         parameters: in state-dict order.
-        differentiated: arguments that have a gradient, in their order.
+        gradients: (argument, buffer of its gradient), in their order.  Several may have the same
+            one, and one that comes in: the backward returns the tensor for each of them.
         arguments: of the function: first input, required parameters, inputs, optional parameters.
         outputs: names of the module's outputs.
         states: tensors kept between calls, by their names in the state dict.
@@ -164,7 +164,7 @@ class ModulePlan:
     dims: tuple[Dimension, ...]
     inputs: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    differentiated: tuple[str, ...]
+    gradients: tuple[tuple[str, str], ...]
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     states: tuple[State, ...]
@@ -238,8 +238,23 @@ class ModulePlan:
         later = self.direction("wgrad")
         read = (a.buffer for p in (later.programs if later else ()) for a in p.arguments)
         saved = (result.buffer for result in self.saved)
-        gradients = (prefixed("d", leaf) for leaf in self.differentiated)
+        gradients = (name for _, name in self.gradients)
         return (*self.outputs, *saved, *gradients, *read)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """Arguments that have a gradient."""
+        return tuple(leaf for leaf, _ in self.gradients)
+
+    @property
+    def incoming(self) -> tuple[str, ...]:
+        """Gradients of the outputs, which the caller gives."""
+        return tuple(map(gradient, self.outputs))
+
+    @property
+    def passed_on(self) -> tuple[str, ...]:
+        """Arguments whose gradient is one that comes in, so that no op gives it."""
+        return tuple(leaf for leaf, name in self.gradients if name in self.incoming)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -290,20 +305,13 @@ class ModulePlan:
             return ()
         written = {name for p in later.programs for step in p.steps for name in step.writes}
         written.update(later.made)
-        own = dict(self.main_grads)
-        names = {leaf: own.get(leaf, prefixed("d", leaf)) for leaf in self.differentiated}
-        return tuple(leaf for leaf, name in names.items() if name in written)
+        return tuple(leaf for leaf, name in self.gradients if name in written)
 
     @property
     def left_for_wgrad(self) -> frozenset[str]:
         """Results of the backward that only the program ``wgrad`` reads again."""
         results = {result.buffer for result in self.backward.results}
         return frozenset(a.buffer for a in (self.wgrad.arguments if self.wgrad else ())) & results
-
-    @property
-    def gradients(self) -> frozenset[str]:
-        """Names of all gradients, those that go to the caller's buffers included."""
-        return frozenset(prefixed("d", leaf) for leaf in self.differentiated)
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
         """Scalars that a program takes; those with GEMMs and copies alone ask for none."""

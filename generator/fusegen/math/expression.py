@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 
@@ -169,6 +169,13 @@ class Program:
     attributes: tuple[str, ...]
     lets: tuple[tuple[str, Expr], ...]
     results: tuple[tuple[str, Expr], ...]
+
+    def without(self, names: Collection[str]) -> Program:
+        """The program without some results, and what only these read."""
+        results = tuple(result for result in self.results if result[0] not in names)
+        read = {name for _, expr in (*self.lets, *results) for name in names_in(expr)}
+        operands = tuple(name for name in self.operands if name in read)
+        return replace(self, operands=operands, results=results)
 
     @property
     def cost(self) -> int:

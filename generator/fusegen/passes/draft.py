@@ -10,6 +10,7 @@ from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
 from ..ir.dtypes import DType
 from ..ir.kernel import LayoutSpec
 from ..ir.kernel_set import KernelSet
+from ..ir.naming import gradient, need
 from ..ir.plan import Conversion, Sharding
 from ..ir.program import Direction, Program
 from ..ir.quantization import QuantizationSpec, Role
@@ -94,7 +95,8 @@ class Draft:
         joined: tensors that several states, or several of what is saved, lie in.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         collectives: what ranks exchange within a direction, in order.
-        gradients: (leaf, gradient) buffers that the backward can be asked for.
+        gradients: (leaf, buffer of its gradient) that the backward can be asked for; several may
+            have the same one, or one that comes in, which no step of the backward writes.
         exact: the forward of a recipe without roles, which errors are measured against.
         exact_outputs: the buffers of its outputs.
         quantizations: how each role is quantised.
@@ -153,6 +155,20 @@ class Draft:
             name in {each.buffer for each in self.joined}
             and self.buffers[name].dtype is DType.UINT8
         )
+
+    @property
+    def incoming(self) -> tuple[str, ...]:
+        """Gradients of the outputs, which the caller gives."""
+        return tuple(map(gradient, self.outputs))
+
+    @property
+    def computed(self) -> dict[str, tuple[str, ...]]:
+        """Gradients that steps give, each once, and the flags of the leaves that have it."""
+        found: dict[str, tuple[str, ...]] = {}
+        for leaf, name in self.gradients:
+            if name not in self.incoming:
+                found[name] = (*found.get(name, ()), need(leaf))
+        return found
 
     def received(self, direction: str) -> frozenset[str]:
         """What collectives of a direction give."""

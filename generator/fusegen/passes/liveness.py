@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.naming import gradient, need
+from ..ir.naming import need
 from ..ir.step import LIKE, Result, Step
 from ..steps import observes
 from .draft import Draft
@@ -21,9 +21,7 @@ def add_conditions(draft: Draft) -> Draft:
     A step that no gradient depends on is dropped.
     """
     flags = flags_of(draft)
-    wanted: dict[str, set[str]] = {}
-    for leaf, name in draft.gradients:
-        wanted.setdefault(name, set()).add(need(leaf))
+    wanted = {name: {*when} for name, when in draft.computed.items()}
     steps: list[Step] = []
     for step in reversed(draft.backward):
         asked = set().union(*(wanted.get(name, set()) for name in step.writes))
@@ -54,7 +52,7 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     """
     flags = flags_of(draft)
     produced = {name for step in draft.backward for name in step.writes}
-    incoming = {gradient(name) for name in draft.outputs} | {each.buffer for each in draft.states}
+    incoming = {*draft.incoming} | {each.buffer for each in draft.states}
     incoming |= {name for each in draft.collectives for name in each.results}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..ir.buffers import Buffer
@@ -26,7 +26,11 @@ from ..spec.op import OpSpec, operand_symbols, symbols_of
 from ..steps import definition, is_derived, is_printed
 from ..steps.sizes import with_flops
 from .draft import Draft, Instance, NotPossible
+from .names import with_names
 from .padding import Padding
+
+MayBe = Callable[[str, str], bool]
+"""Whether a buffer may be another one."""
 
 
 def derive_math(draft: Draft, derivations: Derivations) -> Draft:
@@ -38,11 +42,15 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
     """
     instances = {instance.item: instance for instance in draft.instances}
     padding = Padding(draft)
-    leaving = frozenset(name for _, name in draft.gradients)
+    leaving = {name for _, name in draft.gradients}
     copied: dict[str, str] = {}
 
+    def may_be(result: str, given: str) -> bool:
+        """Whether a gradient may be another one: a leaf's is zero in rows past the groups."""
+        return result not in leaving or padding.ends_in_zeros(given)
+
     def attach(step: Step) -> Step:
-        step = _renamed(step, copied)
+        step = with_names(step, lambda name: copied.get(name, name))
         if definition(step.primitive).formula:
             return padding.settle(*attach_formula(draft.buffers, step))
         if not is_printed(step):
@@ -52,7 +60,7 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
         try:
             if not is_derived(step):
                 return padding.settle(*_attach_forward(draft, instance, step, derivations))
-            step, program, copies = _attach_backward(draft, instance, step, derivations, leaving)
+            step, program, copies = _attach_backward(draft, instance, step, derivations, may_be)
         except ExpressionError as error:
             raise NotPossible(f"op {instance.op.name!r}: the expression {error.message}") from None
         copied.update(copies)
@@ -60,14 +68,35 @@ def derive_math(draft: Draft, derivations: Derivations) -> Draft:
 
     forward = tuple(attach(step) for step in draft.forward)
     backward = tuple(step for step in map(attach, draft.backward) if step.outputs)
-    buffers = {name: buffer for name, buffer in draft.buffers.items() if name not in copied}
-    return replace(draft, buffers=buffers, forward=forward, backward=backward)
+    return _passed_on(replace(draft, forward=forward, backward=backward), copied)
 
 
-def _renamed(step: Step, names: Mapping[str, str]) -> Step:
-    """The step with other buffers among its operands."""
-    inputs = (replace(each, buffer=names.get(each.buffer, each.buffer)) for each in step.inputs)
-    return replace(step, inputs=tuple(inputs))
+def _passed_on(draft: Draft, copied: Mapping[str, str]) -> Draft:
+    """The draft where leaves have the gradients that were to be copied for them.
+
+    One that steps make is called after the first of its leaves.
+
+    Args:
+        copied: gradients that no step writes any more, and what each of them is.
+    """
+    leaving = {name for _, name in draft.gradients}
+    given = {*draft.incoming, *leaving}
+    names: dict[str, str] = {}
+    for _, name in draft.gradients:
+        if copied.get(name, name) not in given:
+            names.setdefault(copied[name], name)
+
+    def final(name: str) -> str:
+        name = copied.get(name, name)
+        return names.get(name, name)
+
+    gone = {*copied, *names} - {*names.values()}
+    return replace(
+        draft,
+        buffers={name: buffer for name, buffer in draft.buffers.items() if name not in gone},
+        backward=tuple(with_names(step, final) for step in draft.backward),
+        gradients=tuple((leaf, final(name)) for leaf, name in draft.gradients),
+    )
 
 
 def attach_formula(buffers: Mapping[str, Buffer], step: Step) -> tuple[Step, Program]:
@@ -132,12 +161,12 @@ def _attach_backward(
     instance: Instance,
     step: Step,
     derivations: Derivations,
-    leaving: frozenset[str],
+    may_be: MayBe,
 ) -> tuple[Step, Program, dict[str, str]]:
     """A derived step with its math.
 
     Args:
-        leaving: gradients that leave the op, which returns no tensor that it was given.
+        may_be: whether a gradient may be one that comes in.
 
     Returns:
         the step, what it computes, and the buffers of gradients that are nothing but one that comes
@@ -150,15 +179,16 @@ def _attach_backward(
     results = tuple(_gradients(draft, op, step))
     wrt = tuple(result.symbol[1:] for result in results)
     program = derivations.backward(tuple((gradient(n), e) for n, e in named), wrt)
-    copies = _copies(results, program, incoming, leaving)
-    kept = tuple(result for result in results if result.buffer not in copies)
-    symbols = {result.symbol for result in kept}
-    program = replace(program, results=tuple(r for r in program.results if r[0] in symbols))
-    absent = [name for name in op.outputs if gradient(name) not in given]
-    absent += [result.symbol for result in results if result.buffer in copies]
-    direction = "_".join((*(f"without_{name}" for name in absent), "backward"))
+    copies = _copies(results, program, incoming, may_be)
     outputs = tuple(operand for operand in step.outputs if operand.buffer not in copies)
     step = replace(step, outputs=outputs)
+    if not outputs:
+        return step, program, copies
+    kept = tuple(result for result in results if result.buffer not in copies)
+    dropped = [result.symbol for result in results if result.buffer in copies]
+    program = program.without(dropped) if dropped else program
+    absent = [name for name in op.outputs if gradient(name) not in given] + dropped
+    direction = "_".join((*(f"without_{name}" for name in absent), "backward"))
     return _with_math(draft, instance, step, program, kept, direction, named), program, copies
 
 
@@ -175,16 +205,16 @@ def _copies(
     results: tuple[PointwiseOperand, ...],
     program: Program,
     incoming: Mapping[str, str],
-    leaving: frozenset[str],
+    may_be: MayBe,
 ) -> dict[str, str]:
     """Buffers of gradients that are nothing but one that comes in, and the buffer of that."""
     values = dict(program.results)
     copies = {}
     for result in results:
         value = values[result.symbol]
-        may_be = result.access is Access.FULL and result.buffer not in leaving
-        if may_be and isinstance(value, Name) and value.name in incoming:
-            copies[result.buffer] = incoming[value.name]
+        given = incoming.get(value.name) if isinstance(value, Name) else None
+        if given and result.access is Access.FULL and may_be(result.buffer, given):
+            copies[result.buffer] = given
     return copies
 
 

@@ -34,6 +34,10 @@ class Padding:
         self._last: Step | None = None
         self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
 
+    def ends_in_zeros(self, name: str) -> bool:
+        """Whether a buffer's rows past the groups are known to be zero, or there are no groups."""
+        return not self._grouped or name in self._zero
+
     def see(self, step: Step) -> None:
         """A step without an expression.
 

@@ -258,7 +258,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "math",
         "Pointwise expressions are derived and printed, so that a backward step reads only what its"
-        " formula needs.",
+        " formula needs, and writes no gradient that is another one.",
         lambda draft, context: derive_math(draft, context.derivations),
         needs=_of(Property.DIFFERENTIATED),
         gives=_of(Property.MATH),

@@ -34,7 +34,7 @@ def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
             read, and no state.
     """
     flags = flags_of(draft)
-    incoming = {gradient(name): () for name in draft.outputs}
+    incoming = dict.fromkeys(draft.incoming, ())
     left = {each.buffer: () for each in draft.states} | {each.buffer: each.when for each in saved}
     made = {name for step in delayed for name in step.writes}
     kept = {n: when for n, when in _asked_by(delayed, flags).items() if n not in made}
@@ -105,26 +105,26 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
 def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
     """The backward op: gradients of the outputs and what was saved to gradients of the leaves.
 
-    Where gradients of weights are delayed, further results are what only the backward makes of
-    what these read.
+    It is called for one that it computes at least; what comes in is no result of it.  Where
+    gradients of weights are delayed, further results are what only the backward makes of what these
+    read.
     """
-    incoming = tuple(Argument(gradient(name), False) for name in draft.outputs)
+    incoming = tuple(Argument(name, False) for name in draft.incoming)
+    computed = draft.computed
+    flags = _union(computed.values(), flags_of(draft))
+    flags = flags if len(flags) > 1 else ()
     read = {draft.tensor_with(name) for step in draft.backward for name in step.reads}
     made = {name for step in draft.backward for name in step.writes}
     delayed = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
+    left = {each.buffer: _within(each.when, flags) for each in joined_results(draft, saved)}
     kept = tuple(
-        Argument(
-            result.buffer, bool(result.when) or draft.buffers[result.buffer].optional, result.when
-        )
-        for result in joined_results(draft, saved)
-        if result.buffer in read
+        Argument(name, bool(when) or draft.buffers[name].optional, when)
+        for name, when in left.items()
+        if name in read
     )
-    flags = flags_of(draft) if len(draft.gradients) > 1 else ()
     own = {name for _, name in draft.main_grads} | {*delayed}
     results = tuple(
-        Result(name, (need(leaf),) if flags else ())
-        for leaf, name in draft.gradients
-        if name not in own
+        Result(name, _within(when, flags)) for name, when in computed.items() if name not in own
     )
     asked = _asked_by(draft.wgrad, flags)
     results += tuple(Result(name, asked[name]) for name in asked if name in made)
@@ -134,7 +134,8 @@ def backward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Pro
         if name not in delayed
     )
     arguments = (*incoming, *kept, *_states(draft, draft.backward), *main_grads)
-    return program("backward", draft, draft.backward, arguments, flags, results, dims)
+    steps = tuple(_asked_within(step, flags) for step in draft.backward)
+    return program("backward", draft, steps, arguments, flags, results, dims)
 
 
 def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
@@ -168,7 +169,7 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
         for name, flag in leaves.items()
         if name in own
     )
-    steps = tuple(replace(step, when=_within(step.when, flags)) for step in draft.wgrad)
+    steps = tuple(_asked_within(step, flags) for step in draft.wgrad)
     arguments = (Argument(first, False), *operands)
     if draft.buffers[own_type_argument(arguments, draft.buffers)].dtype is not DType.IO:
         weight = next(leaf for leaf, name in draft.gradients if name in leaves)
@@ -186,6 +187,22 @@ def _asked_by(
         for name in map(tensor, step.reads):
             asked.setdefault(name, set()).update(step.when)
     return {name: _within(tuple(found), flags) for name, found in asked.items()}
+
+
+def _union(conditions: Iterable[tuple[str, ...]], flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags that any of the conditions names."""
+    named = {flag for when in conditions for flag in when}
+    return tuple(flag for flag in flags if flag in named)
+
+
+def _asked_within(step: Step, flags: tuple[str, ...]) -> Step:
+    """A step of a program with fewer flags, and its results."""
+    wanted = ((result.buffer, _within(result.when, flags)) for result in step.output_when)
+    return replace(
+        step,
+        when=_within(step.when, flags),
+        output_when=tuple(Result(name, when) for name, when in wanted if when),
+    )
 
 
 def _within(when: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ of every gradient, is the identity, and disappears by renaming its result to its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from .copies import make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
 from .draft import Draft, NotPossible
 from .kernels import with_sizes
+from .names import with_names
 
 
 def quantize(
@@ -347,7 +348,7 @@ def _drop_identities(draft: Draft) -> Draft:
         join(step)
 
     def kept(program: tuple[Step, ...]) -> tuple[Step, ...]:
-        return tuple(_rename(step, final) for step in program if not _is_identity(step))
+        return tuple(with_names(step, final) for step in program if not _is_identity(step))
 
     outputs = tuple(final(name) for name in draft.outputs)
     shared = next((n for n in draft.outputs if Counter(outputs + draft.inputs)[final(n)] > 1), None)
@@ -365,17 +366,3 @@ def _drop_identities(draft: Draft) -> Draft:
 
 def _is_identity(step: Step) -> bool:
     return quantizes(step)
-
-
-def _rename(step: Step, final: Callable[[str], str]) -> Step:
-    def renamed(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-        return tuple(Operand(operand.slot, final(operand.buffer)) for operand in operands)
-
-    math = step.pointwise
-    if math:
-        math = replace(
-            math,
-            operands=tuple(replace(each, buffer=final(each.buffer)) for each in math.operands),
-            results=tuple(replace(each, buffer=final(each.buffer)) for each in math.results),
-        )
-    return replace(step, inputs=renamed(step.inputs), outputs=renamed(step.outputs), pointwise=math)

@@ -26,7 +26,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         dims=_dimensions(draft, context),
         inputs=draft.inputs,
         parameters=draft.parameters,
-        differentiated=tuple(leaf for leaf, _ in draft.gradients),
+        gradients=draft.gradients,
         arguments=draft.arguments,
         outputs=draft.outputs,
         states=draft.states,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir.naming import gradient, need
+from ..ir.naming import need
 from ..ir.step import Step
 from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
@@ -42,6 +42,8 @@ def draft_faults(draft: Draft, before: Draft | None = None) -> Iterator[Fault]:
     for view in _programs(draft):
         if view not in known:
             yield from faults(view, draft.buffers, formats)
+    if not settled or settled.gradients != draft.gradients:
+        yield from _gradients(draft)
     for direction in draft.directions:
         if not settled or direction not in settled.directions:
             yield from direction_faults(direction, draft.buffers)
@@ -51,6 +53,18 @@ def draft_faults(draft: Draft, before: Draft | None = None) -> Iterator[Fault]:
         buffers = {buffer.name: buffer for buffer in conversion.buffers}
         for view in views((conversion.program,)):
             yield from faults(view, buffers, Formats(roles, conversion.layout))
+
+
+def _gradients(draft: Draft) -> Iterator[Fault]:
+    """Whatever gives a leaf its gradient, it is of the leaf's type and shape."""
+    lent = dict(draft.main_grads).values()
+    for leaf, name in draft.gradients:
+        one, other = draft.buffers.get(leaf), draft.buffers.get(name)
+        if one is None or other is None or name in lent:
+            continue
+        if (other.dtype, other.shape) != (one.dtype, one.shape):
+            words = f"is {other.dtype.value} {other.shape}, but the gradient of {leaf}, "
+            yield Fault("backward", "", name, f"{words}{one.dtype.value} {one.shape}")
 
 
 def _says_the_same(before: Draft, draft: Draft) -> bool:
@@ -103,10 +117,7 @@ def _forward(draft: Draft) -> View:
 def _backward(draft: Draft) -> View:
     flagged = Property.FLAGGED in draft.holds
     later = draft.received("wgrad") | {name for step in draft.wgrad for name in step.writes}
-    results: When = {}
-    for leaf, name in draft.gradients:
-        if name not in later:
-            results[name] = (*results.get(name, ()), need(leaf))
+    results = {name: when for name, when in draft.computed.items() if name not in later}
     made = {name for step in draft.backward for name in step.writes}
     results |= {name: step.when for step in draft.wgrad for name in step.reads if name in made}
     results |= _sent(draft, draft.backward)
@@ -151,7 +162,7 @@ def _wgrad(draft: Draft) -> View:
 
 def _before_backward(draft: Draft) -> When:
     """What a backward can read: gradients of the outputs, what the module has, what is saved."""
-    known = (*map(gradient, draft.outputs), *_states(draft), *dict(draft.main_grads).values())
+    known = (*draft.incoming, *_states(draft), *dict(draft.main_grads).values())
     if Property.SAVED in draft.holds:
         return {result.buffer: result.when for result in draft.saved} | _always(known)
     repeated = {name for step in draft.backward for name in step.writes}

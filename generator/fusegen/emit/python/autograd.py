@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan
 from ...ir.step import Result
-from .conditions import Conditions, named_conditions
+from .conditions import Conditions, any_of, named_conditions
 from .directions import direction_texts, group_names
 from .main_grads import dummy, main_grad_texts
 from .words import TensorText, attribute_text
@@ -43,7 +43,11 @@ class AutogradText:
         unpacked_left: names of what that is, where the backward needs them; else empty.
         backward_saved: arguments of the backward op that the forward left.
         backward_rest: its arguments after these.
-        gradients: what ``backward`` returns, one value per argument of ``forward``.
+        calls: whether ``backward`` has an op to call.
+        idle: when the op has nothing to compute, as all that is asked for are gradients that come
+            in; empty where it always has.
+        passed_on: what ``backward`` returns then.
+        gradients: what it returns otherwise, one value per argument of ``forward``.
         no_gradients: what it returns where nothing flows back.
     """
 
@@ -68,6 +72,9 @@ class AutogradText:
     unpacked_left: str
     backward_saved: tuple[str, ...]
     backward_rest: tuple[str, ...]
+    calls: bool
+    idle: str
+    passed_on: tuple[str, ...]
     gradients: tuple[str, ...]
     no_gradients: str
 
@@ -87,7 +94,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     given = {argument.name for argument in arguments}
     known = given | {*plan.outputs}
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
-    read_flags = {*plan.backward.flags, *map(need, plan.delayed)}
+    returning = plan.differentiated if plan.passed_on else plan.delayed
+    read_flags = {*plan.backward.flags, *map(need, returning)}
     scalars = tuple(attribute.name for attribute in plan.attributes)
     read = tuple(a.buffer for a in plan.backward.arguments if a.buffer in plan.kept)
     held = tuple(name for name in read if name in plan.caches)
@@ -117,6 +125,11 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     kept = {*saved, *held, *carried, *scalars}
     kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
     backward = {argument.buffer for argument in plan.backward.arguments}
+
+    def returned(leaves: tuple[str, ...]) -> tuple[str, ...]:
+        sources = (_gradient_source(plan, a) if a.name in leaves else "None" for a in arguments)
+        return _short(*sources, *("None" for _ in apply_arguments[len(arguments) :]))
+
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     typed = plan.own_type_argument(plan.backward)
     unpacks = (
@@ -143,7 +156,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         apply_arguments=apply_arguments,
         results=results,
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
-        incoming=tuple(map(gradient, plan.outputs)),
+        incoming=plan.incoming,
         alone=len(plan.outputs) == 1,
         returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
@@ -162,10 +175,10 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *plan.backward.flags,
             *(f"ctx.{name}" for name in (*scalars, *later_groups)),
         ),
-        gradients=_short(
-            *(_gradient_source(plan, argument) for argument in arguments),
-            *("None" for _ in apply_arguments[len(arguments) :]),
-        ),
+        calls=bool(plan.backward.steps),
+        idle=_idle(plan),
+        passed_on=returned(plan.passed_on),
+        gradients=returned(plan.differentiated),
         no_gradients=f"(None,) * {len(apply_arguments)}",
     )
 
@@ -202,9 +215,20 @@ def _short(*sources: str) -> tuple[str, ...]:
     return sources if absent < _MANY else (*sources[:given], f"*(None,) * {absent}")
 
 
+def _idle(plan: ModulePlan) -> str:
+    """The condition that nothing is asked for that an op computes; empty where this cannot be."""
+    computed = tuple(need(leaf) for leaf in plan.differentiated if leaf not in plan.passed_on)
+    if not plan.passed_on or not computed:
+        return ""
+    return f"not {computed[0]}" if len(computed) == 1 else f"not ({any_of(computed)})"
+
+
 def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
-    """A gradient as ``backward`` returns it; an empty stand-in becomes None again."""
-    if not argument.flag or argument.name in plan.delayed:
+    """A gradient as ``backward`` returns it; an empty stand-in becomes None again.
+
+    So does what is there for another argument, or comes in, where nobody asks for it.
+    """
+    if argument.name in plan.delayed:
         return "None"
     if argument.name in dict(plan.main_grads):
         buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
@@ -212,6 +236,7 @@ def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
         wanted = f"{asked} and {argument.flag}"
         typed = plan.own_type_argument(plan.backward)
         return f"_library.dummy_grad({typed}, {buffer}, {asked}) if {wanted} else None"
-    name = gradient(argument.name)
-    conditional = plan.backward.flags and not plan.returns_none("backward")
-    return f"{name} if {argument.flag} else None" if conditional else name
+    name = dict(plan.gradients)[argument.name]
+    there = argument.name in plan.passed_on or [each for _, each in plan.gradients].count(name) > 1
+    there = there or (bool(plan.backward.flags) and not plan.returns_none("backward"))
+    return f"{name} if {argument.flag} else None" if there else name

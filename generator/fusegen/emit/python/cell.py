@@ -292,13 +292,14 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         plan: of the cell.
         description: what ``describe()`` returns, line by line.
     """
-    by_name = {a.buffer: tensor_text(plan, a, plan.gradients) for a in plan.forward.arguments}
+    by_name = {a.buffer: tensor_text(plan, a) for a in plan.forward.arguments}
     main_grads = () if plan.wgrad else main_grad_texts(plan)
     flops = flops_texts(plan)
     programs = tuple(
         replace(program_text(plan, program), flops=flops.get(program.function))
         for each in plan.directions
         for program in each.programs
+        if program.steps
     )
     parameters, states = _parameter_texts(plan), state_texts(plan)
     called, parts = called_states(plan), _called_parts(plan)
@@ -317,7 +318,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     has_bias = any(argument.optional for argument in by_name.values())
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
     rest = ("*_",) if autograd.saves_results else ()
-    outputs = tuple(tensor_text(plan, Argument(n, False), plan.gradients) for n in plan.outputs)
+    outputs = tuple(tensor_text(plan, Argument(n, False)) for n in plan.outputs)
     return CellContext(
         cell=plan.cell,
         summary=docstring(plan.summary),

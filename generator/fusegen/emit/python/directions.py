@@ -50,7 +50,7 @@ def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
     whole = direction.whole(plan.leaving)
     printer = _Printer(plan, direction)
     conditions = named_conditions(whole, lambda names: printer.body(names))
-    tensors = (tensor_text(plan, a, plan.gradients) for a in whole.arguments)
+    tensors = (tensor_text(plan, a) for a in whole.arguments)
     scalars = (attribute_text(a) for a in plan.attributes_of(whole))
     return DirectionText(
         name=direction.name,

@@ -35,7 +35,7 @@ def _text(plan: ModulePlan, program: Program) -> FlopsText | None:
     lines = (*bind_lines(program, used), *conditions.lines)
     terms = tuple(_term(step, conditions) for step in gemms)
     words = {word for line in (*lines, *terms) for word in re.findall(r"\w+", line)}
-    tensors = (tensor_text(plan, each, plan.gradients) for each in program.arguments)
+    tensors = (tensor_text(plan, each) for each in program.arguments)
     return FlopsText(
         parameters=(
             *(f"{each.name}: {each.annotation}" for each in tensors if each.name in words),

@@ -83,9 +83,7 @@ def wgrad_text(plan: ModulePlan) -> WgradText | None:
     gradients = dict(zip(plan.delayed, given, strict=True))
     return WgradText(
         program=printed,
-        weights=tuple(
-            tensor_text(plan, Argument(leaf, False), plan.gradients) for leaf in plan.delayed
-        ),
+        weights=tuple(tensor_text(plan, Argument(leaf, False)) for leaf in plan.delayed),
         paths=tuple(paths[leaf].removeprefix("self.") for leaf in plan.delayed),
         main_grads=main_grads,
         kept=tuple(kept(argument) for argument in operands),

@@ -11,7 +11,7 @@ from ...ir import dtypes
 from ...ir.buffers import Attribute, Buffer
 from ...ir.dtypes import DType
 from ...ir.names import plain
-from ...ir.naming import gradient, need
+from ...ir.naming import need
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument, Binding, Program
 from ...ir.shapes import Shape, symbols, to_code
@@ -161,7 +161,7 @@ def _about(buffer: Buffer, plan: ModulePlan) -> str:
     return words
 
 
-def tensor_text(plan: ModulePlan, argument: Argument, gradients: frozenset[str]) -> TensorText:
+def tensor_text(plan: ModulePlan, argument: Argument) -> TensorText:
     """A tensor argument as a signature shows it."""
     buffer = plan.buffer(argument.buffer)
     return TensorText(
@@ -170,7 +170,7 @@ def tensor_text(plan: ModulePlan, argument: Argument, gradients: frozenset[str])
         default=" = None" if argument.optional else "",
         about=_about(buffer, plan),
         optional=argument.optional,
-        flag=need(buffer.name) if gradient(buffer.name) in gradients else "",
+        flag=need(buffer.name) if buffer.name in plan.differentiated else "",
     )
 
 
@@ -293,7 +293,6 @@ def op_name(plan: ModulePlan, program: Program) -> str:
 
 def program_text(plan: ModulePlan, program: Program) -> ProgramText:
     """One op, printed."""
-    gradients = plan.gradients
     first = plan.buffer(program.arguments[0].buffer)
     conditions = named_conditions(
         program, lambda names: (names.text(result.when) for result in program.results)
@@ -307,10 +306,8 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         direction=program.function,
         op=op_name(plan, program),
         schema=pieces(schema(plan, program)),
-        arguments=tuple(tensor_text(plan, a, gradients) for a in program.arguments),
-        unchanged=tuple(
-            tensor_text(plan, a, gradients) for a in program.arguments if not a.mutated
-        ),
+        arguments=tuple(tensor_text(plan, a) for a in program.arguments),
+        unchanged=tuple(tensor_text(plan, a) for a in program.arguments if not a.mutated),
         flags=program.flags,
         attributes=tuple(attribute_text(a) for a in plan.attributes_of(program)),
         mutated=len(program.mutated),

@@ -11,7 +11,6 @@ from itertools import chain, count
 from ...ir import dtypes
 from ...ir.buffers import Buffer, Parameter, State, StateFill
 from ...ir.dtypes import DType
-from ...ir.naming import gradient
 from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
@@ -221,7 +220,7 @@ def test_context(plan: ModulePlan) -> TestContext:
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
         ops=_ops(plan) if any(len(each.segments) > 1 for each in plan.directions) else "",
         forward_op=op_name(plan, plan.forward),
-        backward_op=op_name(plan, plan.backward),
+        backward_op=op_name(plan, plan.backward) if plan.backward.steps else "",
         forward_flags=", ".join(flags),
         backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
         forward_results=_tuple(results),
@@ -316,7 +315,7 @@ def _delayed_arguments(plan: ModulePlan) -> str:
 
 def _same_records(plan: ModulePlan) -> list[str]:
     """Copies of what a call is given: no GEMM is before them, so that all devices agree."""
-    given = {*plan.arguments, *(gradient(name) for name in plan.outputs)}
+    given = {*plan.arguments, *plan.incoming}
     observed = [s.copies[0] for s in plan.steps if observes(s)]
     return [copy.data for copy in observed if copy.original in given]
 
@@ -332,7 +331,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _wanted(plan: ModulePlan) -> list[str]:
-    return [name for name in plan.arguments if gradient(name) in plan.gradients]
+    return [*plan.differentiated]
 
 
 def _outer(plan: ModulePlan, name: str) -> Expr:
@@ -351,10 +350,9 @@ def _tolerance(plan: ModulePlan, name: str) -> float:
     Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
     whose gradients five contribute.
     """
-    own = dict(plan.main_grads).get(name, gradient(name))
-    buffer = plan.buffer(name if name in plan.outputs else own)
+    buffer = plan.buffer(name if name in plan.outputs else dict(plan.gradients)[name])
     if len(plan.forward.unmerged.steps) > 1:
-        growth = max(1.0, error_counts(plan)[buffer.name] / _ERRORS_OF_EXPERTS)
+        growth = max(1.0, error_counts(plan).get(buffer.name, 0.0) / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
 

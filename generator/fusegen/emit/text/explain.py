@@ -139,13 +139,21 @@ def _place(plan: ModulePlan, name: str) -> str:
         return "output"
     if name in plan.left_for_wgrad:
         return "kept for the wgrad"
-    if name in {result.buffer for program in plan.programs[1:] for result in program.results}:
-        return "gradient"
+    leaves = [leaf for leaf, own in plan.gradients if own == name]
+    if name in plan.incoming and plan.backward.steps:
+        return f"gradient in, and of {' and '.join(leaves)}" if leaves else "gradient in"
+    if name in plan.incoming or name in _given_later(plan):
+        return f"gradient of {' and '.join(leaves)}" if len(leaves) > 1 else "gradient"
     if name in {argument.buffer for argument in plan.backward.arguments}:
         return "gradient in" if name not in _names(plan.forward) else "kept for the backward"
     if any(name in direction.made for direction in plan.directions):
         return "between ops"
     return _shared(plan).get(name, "workspace")
+
+
+def _given_later(plan: ModulePlan) -> set[str]:
+    """Results of what runs after the forward."""
+    return {result.buffer for program in plan.programs[1:] for result in program.results}
 
 
 def _shared(plan: ModulePlan) -> dict[str, str]:
@@ -197,7 +205,9 @@ def _place_in_state(plan: ModulePlan, name: str) -> str:
 def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
     arguments = ", ".join(argument.buffer for argument in program.arguments)
     results = ", ".join(result.buffer for result in program.results)
-    changed = f", changes {', '.join(program.mutated)}" if not program.results else ""
+    if not program.steps:  # no op: what comes in is returned
+        results = ", ".join(dict.fromkeys(name for _, name in plan.gradients))
+    changed = f", changes {', '.join(program.mutated)}" if not results else ""
     called = _under(program.when)
     yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
     yield from _table(
