@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c1609e7f5c898b14
+# checksum sha256:8fa42ffba7ece040
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "d989f91e835634e5933c9e99a287ac1f5cacc76114010203aacf07563177d819"
+DIGEST = "024fa3ed0d9587aa5925920fe933805073a4cec2d7dc3089d02fcb71af99439c"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3e5ede3f1643bfa8
+# checksum sha256:37234007a205b3d7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "1b0a576ca537a0a9f44241724c65d969721e0f010713c0c0b70a83dc7301f28f"
+DIGEST = "5221cda6011348819f1ab7c40d7ca1a8f8073e70ab8169ff1c9893173f256bd4"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:59c3d895af524c8d
+# checksum sha256:3ec4371b1e0f1495
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "fd5c52564dc4f261c5321a3740fa5ed46c37a0a167ae4c0b924e8a9f3410b698"
+DIGEST = "edf9b841c53d3db9308ff49f6ecc43e6face89e2f3c5fe8b5b1ff08dce59e328"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:55b91a8ead1129e3
+# checksum sha256:6d9bb8f893346e9c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "2bd3434167aa0f263a229dc93014706ea1c64cb67ed5cc641f96cf22085039a1"
+DIGEST = "8128c390d4a4e9d82c1db96123aa56de2b8d441f8e8a3d188ca5a7dc01ee09a9"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:afe7856dd522c856
+# checksum sha256:beca6441db9e1c9a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "2371bdc506a6e4a893a4d6b4cd8ff3c83f1f5930abe639aed90fc0f1d7dc5692"
+DIGEST = "6747a515184a5db530b388ee3e695efa8930bcf8286cb6c0e1a873b39374d9bf"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:436ad2f576b6c798
+# checksum sha256:7b588cad97a95926
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "400a399975ec5b0d03140b7da12d197f4bf16ef746f6cff909f434ab9b233d87"
+DIGEST = "c2375c90e1119e709dab66ab0b498d5311fbeda5584e6b065c632842023a0816"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf287bd87818923e
+# checksum sha256:4cbde2bc57229f74
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "06d646e91008f840fd068d185232be9a03e84d4f14c307f4495548546d2d274e"
+DIGEST = "21a1fa83525ee8f741f76c160a61ec6b4c1c012815039e9e45b235ff5875210b"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:54161a5ad2b803be
+# checksum sha256:2787083c310158b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "91674599f8ce620b7b9e3804d2503c5d36d967c938f177c4df5129e8ce8bcc64"
+DIGEST = "ebf3e856417ab4b5b8ea819faece367cc1e631c295eff6808a12eda525a5dce9"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5ee174829199d446
+# checksum sha256:2973c6a9f476eb82
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "dbdade0733dcd449c98a7286afb450114fe7ae0976645342f12c6810091fb7e8"
+DIGEST = "9cb3c56f1f121defc21cd1520a1607408dab92ccb0f51babfb77f80407f7ae76"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

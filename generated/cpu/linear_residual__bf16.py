@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:caa0bb9c3f6090cb
+# checksum sha256:09bef0d1deb7bb52
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "78bd83306f71325d7826a9454e534381487432cf319a2a82711e027638803123"
+DIGEST = "62bf0cb7d1be616ec5702ad401506d0c429f32364c1eba40485e4935c22bb100"
 _library.join("linear_residual__bf16", DIGEST)
 
 
@@ -61,17 +61,15 @@ def _backward_fake(
     fc_weight: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(dy, x, fc_weight)
     D = dy.shape[-1]
     K = x.shape[-1] if x is not None else fc_weight.shape[-1] if fc_weight is not None else 0
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else None
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -87,7 +85,7 @@ _backward = _library.register(
     "linear_residual__bf16",
     "backward",
     "(Tensor dy, Tensor? x, Tensor? fc_weight, bool need_dx, bool need_dfc_weight, "
-    "bool need_dresidual, bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=3,
@@ -130,10 +128,12 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dresidual, need_dfc_bias
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, None
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dresidual, dfc_bias
+        return dx, dfc_weight, dy if need_dresidual else None, dfc_bias
 
 
 class _LinearResidualTwin(_transforms.Twin):
@@ -304,8 +304,7 @@ buffers
   fc_bias     [D]        io  2 D bytes    parameter fc.bias, optional
   fc_y        [T..., D]  io  2 T D bytes  workspace
   y           [T..., D]  io  2 T D bytes  output
-  dresidual   [T..., D]  io  2 T D bytes  gradient
-  dy          [T..., D]  io  2 T D bytes  gradient in
+  dy          [T..., D]  io  2 T D bytes  gradient in, and of residual
   dx          [T..., K]  io  2 T K bytes  gradient
   dfc_weight  [D, K]     io  2 D K bytes  gradient
   dfc_bias    [D]        io  2 D bytes    gradient
@@ -316,15 +315,10 @@ forward (x, fc_weight, residual, fc_bias) -> y
   2. pointwise: fc_y, residual -> y  (y = x + extra)
      T D flop; 6 T D bytes
 
-backward (dy, x, fc_weight) -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     0 flop; 4 T D bytes; if need_dresidual
-  2. gemm dgrad: dy, fc_weight -> dx
-     2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
-  3. gemm wgrad: dy, x -> dfc_weight
-     2 T D K flop; 2 T D + 2 T K + 2 D K bytes; if need_dfc_weight
-  4. column_sum: dy -> dfc_bias
-     T D flop; 2 T D + 2 D bytes; if need_dfc_bias
+backward (dy, x, fc_weight) -> dx, dfc_weight, dfc_bias
+  1. gemm dgrad: dy, fc_weight -> dx  2 T D K flop  2 T D + 2 D K + 2 T K bytes  if need_dx
+  2. gemm wgrad: dy, x -> dfc_weight  2 T D K flop  2 T D + 2 T K + 2 D K bytes  if need_dfc_weight
+  3. column_sum: dy -> dfc_bias       T D flop      2 T D + 2 D bytes            if need_dfc_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x          2 T K bytes  if need_dfc_weight

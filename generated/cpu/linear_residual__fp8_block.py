@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f8fbab86826199d7
+# checksum sha256:33742e3c708aca3e
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "593c20e758afb67c590caecf9280c629246c83501b626adffc9d5fce445ee82a"
+DIGEST = "0de2121a5a1ab47c475526b59e5936e3b56344a06f176e46dc1d07223b751fc7"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -80,9 +80,8 @@ def _backward_fake(
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
     )
@@ -98,9 +97,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else None
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -130,7 +128,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
-    "bool need_dresidual, bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=5,
@@ -176,10 +174,12 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dresidual, need_dfc_bias
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 3
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dresidual, dfc_bias, None, None
+        return dx, dfc_weight, dy if need_dresidual else None, dfc_bias, None, None
 
 
 class _LinearResidualTwin(_transforms.Twin):
@@ -357,8 +357,7 @@ buffers
   fc_bias                     [D]; io; 2 D bytes; parameter fc.bias, optional
   fc_y                        [T..., D]; io; 2 T D bytes; workspace
   y                           [T..., D]; io; 2 T D bytes; output
-  dresidual                   [T..., D]; io; 2 T D bytes; gradient
-  dy                          [T..., D]; io; 2 T D bytes; gradient in
+  dy                          [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                          [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                  [D, K]; io; 2 D K bytes; gradient
   dfc_bias                    [D]; io; 2 D bytes; gradient
@@ -394,20 +393,16 @@ forward (x, fc_weight, residual, fc_bias) -> y, fc_weight_columnwise, fc_weight_
      T D flop; 6 T D bytes
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale)
-    -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias
-     2 T D + T align(D, 16) + 4 T ceildiv(D, 128) + D align(T, 16) + 4 ceildiv(T, 128) D + 2 D
-     bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    -> dx, dfc_weight, dfc_bias
+  1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias
+     2 T D + T align(D, 16) + 4 T ceildiv(D, 128) + D align(T, 16) + 4 ceildiv(T, 128) D + 2 D bytes
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      -> dx
      2 T D K flop;
      T align(D, 16) + 4 T ceildiv(D, 128) + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 T
      K bytes;
      if need_dx
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
      2 T D K flop;
      D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
      if need_dfc_weight

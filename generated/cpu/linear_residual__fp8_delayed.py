@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6a8ff68b41c0491e
+# checksum sha256:953223bc545af812
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "b650344362e97a650294b0661f2c8900681a38e3d35ef51cc200a5acfae13871"
+DIGEST = "2b1b323849adfc5576998af340db54dc56e008a27c15cd0dddab896efbcdb496"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -91,9 +91,8 @@ def _backward_fake(
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_backward(
         dy,
         fc_weight_columnwise,
@@ -112,9 +111,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else dy.new_empty(0)
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -141,8 +139,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc_weight, bool need_dresidual, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=6,
@@ -203,19 +200,15 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            ctx.backward_state_,
-            need_dx,
-            need_dfc_weight,
-            need_dresidual,
-            need_dfc_bias,
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 7
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
         return (
             dx if need_dx else None,
             dfc_weight if need_dfc_weight else None,
-            dresidual if need_dresidual else None,
+            dy if need_dresidual else None,
             dfc_bias if need_dfc_bias else None,
             *(None,) * 6,
         )
@@ -487,8 +480,7 @@ buffers
   fc_bias                      [D]; io; 2 D bytes; parameter fc.bias, optional
   fc_y                         [T..., D]; io; 2 T D bytes; workspace
   y                            [T..., D]; io; 2 T D bytes; output
-  dresidual                    [T..., D]; io; 2 T D bytes; gradient
-  dy                           [T..., D]; io; 2 T D bytes; gradient in
+  dy                           [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                           [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                   [D, K]; io; 2 D K bytes; gradient
   dfc_bias                     [D]; io; 2 D bytes; gradient
@@ -537,17 +529,14 @@ forward (x, fc_weight, residual, fc_bias, forward_state) -> y, fc_weight_columnw
      T D flop; 6 T D bytes
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
-    backward_state) -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
+    backward_state) -> dx, dfc_weight, dfc_bias
+  1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias
-     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D bytes
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      -> dx
      2 T D K flop; T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
      2 T D K flop; D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for

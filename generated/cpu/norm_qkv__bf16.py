@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7376559282453fae
+# checksum sha256:7e6457a1c3616c78
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "53b0df2b4ac1be081d65b9e78c83b1dd1dac95517e0b1853a3ddd3e6e716de7e"
+DIGEST = "4b82687c24f775253979884bbdc76713e6d5f84a6d9175056e9fc7cce14f2b43"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:748a6d60baaaa90e
+# checksum sha256:cac8df84852a85b0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "a0d5e94cf66d6d69b02c761bf95c04e7c6916966cb08f4b7d59a8872ed383bd2"
+DIGEST = "726a08aaab782fef39a111e9e26a1c9000236c980eef8400c541195d66af53b7"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

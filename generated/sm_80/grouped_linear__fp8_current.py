@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f6f7222bbe184a4e
+# checksum sha256:6e7b552f93aa8dea
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5d3bb492ea0a86f07280a5fdb7dfdf2307714c02174d8ba7c5a8151261bc3de5"
+DIGEST = "dafa5477be63638c509ab2e54d5157a6f95a271018c5e9314489034c8bc39850"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

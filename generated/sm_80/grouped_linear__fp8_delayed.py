@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:abe88a13a1ea9276
+# checksum sha256:b07d17206187c860
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "2fccde834699d6f2a0abdcdd888a290fef80fd24386d004a1d61475fc0c66cf6"
+DIGEST = "f62b9834e539fce752db7bb3070e37fcefd17b90bb24da6f8769d48ee2bef467"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:89ca8f992b77c062
+# checksum sha256:655a5643e3ef193f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "111f518a1b8ddc22c8a97187f71f4fc8d82843a1951da5e5aeb1ba5d3e36de70"
+DIGEST = "6e7258d6d9fb720174c36590d7ae841ce2fbb1d885e0ab437aa7b4d214c156f0"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

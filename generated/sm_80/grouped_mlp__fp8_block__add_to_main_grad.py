@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:809013b2028df4bc
+# checksum sha256:6c94da03e6950ece
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "18c1b0bba68ee467f464c0414078367091b55218e0943b10e0f3681e49abb772"
+DIGEST = "31ce0c81ebbb42e259240ebe9799770d9e4c856c5be5bedbc875c41ecd725434"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

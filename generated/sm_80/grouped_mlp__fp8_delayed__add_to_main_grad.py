@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:83fb14ae7725f3b7
+# checksum sha256:4b9ec2f81570317f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "c00497ccf77f636e61ac7c398d5489464e946e54d5ed7618782339d1c1385bb8"
+DIGEST = "98418ccb585b7a3d15891d0434f063c0033702460c9d6be1c0a6ba4e65043c26"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

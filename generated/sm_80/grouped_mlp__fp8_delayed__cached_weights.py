@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0ea2a1e3383e1bb4
+# checksum sha256:9ba3a484972a740b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "23a77e773d8ba9ead9a6befacdea6e036f410fc368fc305c7c57d843af6b06ae"
+DIGEST = "d51285921ff333cac043c268b8c40552d0311200a09bb514f5efab2c2fcde117"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3f9993211335c332
+# checksum sha256:0581aa5b2ec6b337
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "9cb814b390f13836d0ad79feb7e6f3634a227e4c2f26c0ea5aa5a859c36cc41c"
+DIGEST = "02bdb1996e4d814d5c087c27c501545a73b006b5b4f61bd269b98672645ebe58"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:f09fb0eea35a07c1
+# checksum sha256:a2b70614debf0d9c
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "13e34895dd3d659c55932a8168171fb2e60cd22c8bfab61294e3861cdf1b601a"
+DIGEST = "3b013977053a685550523344a0d5ed1a4af656b112631d3975fa4ba1ceaba6a0"
 _library.join("linear_activation__bf16", DIGEST)
 
 

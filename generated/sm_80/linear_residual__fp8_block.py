@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d327a2419e8911a6
+# checksum sha256:5bdcc494919e8739
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "7bb79fe629cea8f89355178a9bb2403dd03a973186da9d38354a250093dd9423"
+DIGEST = "c346de25ba0fdd946b7ad509840f7d7442a530ea8278ca051bbfbe35b459323f"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -81,9 +81,8 @@ def _backward_fake(
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
     )
@@ -99,9 +98,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else None
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -131,7 +129,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
-    "bool need_dresidual, bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=5,
@@ -177,10 +175,12 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dresidual, need_dfc_bias
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 3
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dresidual, dfc_bias, None, None
+        return dx, dfc_weight, dy if need_dresidual else None, dfc_bias, None, None
 
 
 class _LinearResidualTwin(_transforms.Twin):
@@ -362,8 +362,7 @@ buffers
   fc_weight                     [D, K]; io; 2 D K bytes; parameter fc.weight
   fc_bias                       [D]; io; 2 D bytes; parameter fc.bias, optional
   y                             [T..., D]; io; 2 T D bytes; output
-  dresidual                     [T..., D]; io; 2 T D bytes; gradient
-  dy                            [T..., D]; io; 2 T D bytes; gradient in
+  dy                            [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                            [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                    [D, K]; io; 2 D K bytes; gradient
   dfc_bias                      [D]; io; 2 D bytes; gradient
@@ -409,29 +408,26 @@ forward (x, fc_weight, residual, fc_bias) -> y, fc_weight_columnwise, fc_weight_
      2 T K + 2 D K + 2 D + 4 T D bytes; rule linear_bias_add
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale)
-    -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     pointwise_add_extra_input_without_dx_backward; 0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
+    -> dx, dfc_weight, dfc_bias
+  1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T D + T align(D, 16) + 4 T ceildiv(D, 128) + D align(T, 16) + 4 ceildiv(T, 128) D + 2 D + 4
-     (T // 128 + 1) D bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     (T // 128 + 1) D bytes
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(D, 16) + 4 T ceildiv(D, 128) + 2 T D bytes; if need_dx
-  4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+  3. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
-  5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+  4. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
-  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      D align(T, 16) + 4 ceildiv(T, 128) D + 2 align(T, 16) D bytes; if need_dfc_weight
-  7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      K align(T, 16) + 4 ceildiv(T, 128) K + 2 align(T, 16) K bytes; if need_dfc_weight
-  8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  7. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
      gemm_decoded_mma_wgrad; 2 T D K flop; 2 align(T, 16) D + 2 align(T, 16) K + 2 D K bytes;
      if need_dfc_weight
 
@@ -451,8 +447,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
   dequantize_e4m3_block_1x128
     always: the only one
   dequantize_e4m3_block_128x128
-    always: the only one
-  pointwise_add_extra_input_without_dx_backward
     always: the only one
   dequantize_e4m3_block_128x128_transposed
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:37467822babab9eb
+# checksum sha256:ecf4a567e328336d
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "299355309a63e514797c03b1c517edaefc78d21b6959c104fac45fec93feaae8"
+DIGEST = "5e9e5fb572fe79fce049ce5d0841c3e9474abeb886d7769257c99ea4a4adb484"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -92,9 +92,8 @@ def _backward_fake(
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_backward(
         dy,
         fc_weight_columnwise,
@@ -113,9 +112,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else dy.new_empty(0)
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -142,8 +140,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc_weight, bool need_dresidual, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=6,
@@ -204,19 +201,15 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            ctx.backward_state_,
-            need_dx,
-            need_dfc_weight,
-            need_dresidual,
-            need_dfc_bias,
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 7
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
         return (
             dx if need_dx else None,
             dfc_weight if need_dfc_weight else None,
-            dresidual if need_dresidual else None,
+            dy if need_dresidual else None,
             dfc_bias if need_dfc_bias else None,
             *(None,) * 6,
         )
@@ -490,8 +483,7 @@ buffers
   fc_weight                     [D, K]; io; 2 D K bytes; parameter fc.weight
   fc_bias                       [D]; io; 2 D bytes; parameter fc.bias, optional
   y                             [T..., D]; io; 2 T D bytes; output
-  dresidual                     [T..., D]; io; 2 T D bytes; gradient
-  dy                            [T..., D]; io; 2 T D bytes; gradient in
+  dy                            [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                            [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                    [D, K]; io; 2 D K bytes; gradient
   dfc_bias                      [D]; io; 2 D bytes; gradient
@@ -550,26 +542,23 @@ forward (x, fc_weight, residual, fc_bias, forward_state) -> y, fc_weight_columnw
      2 T D K + T D flop; 2 T K + 2 D K + 8 + 2 D + 4 T D bytes; rule linear_bias_add
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
-    backward_state) -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     pointwise_add_extra_input_without_dx_backward; 0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
+    backward_state) -> dx, dfc_weight, dfc_bias
+  1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias, dy_row_sums
      quantize_e5m2_tensor;
-     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes
+  2. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(D, 16) + 2 T D bytes; if need_dx
-  4. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
+  3. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; K align(D, 16) + 2 D K bytes; if need_dx
-  5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
+  4. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
      fc_weight_columnwise_scale -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T D K flop; 2 T D + 2 D K + 8 + 2 T K bytes; if need_dx
-  6. dequantize: dy_columnwise -> dy_columnwise_decoded
+  5. dequantize: dy_columnwise -> dy_columnwise_decoded
      dequantize_e5m2_codes_transposed; D align(T, 16) + 2 align(T, 16) D bytes; if need_dfc_weight
-  7. dequantize: x_columnwise -> x_columnwise_decoded
+  6. dequantize: x_columnwise -> x_columnwise_decoded
      dequantize_e4m3_codes_transposed; K align(T, 16) + 2 align(T, 16) K bytes; if need_dfc_weight
-  8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  7. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
      x_columnwise_scale -> dfc_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T D K flop;
      2 align(T, 16) D + 2 align(T, 16) K + 8 + 2 D K bytes; if need_dfc_weight
@@ -583,8 +572,6 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   dequantize_e4m3_codes
-    always: the only one
-  pointwise_add_extra_input_without_dx_backward
     always: the only one
   quantize_e5m2_tensor
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:18f9fd0eb46c59e0
+# checksum sha256:b511d9845c5944b2
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "775f74cfeea95c66d43951858d627c56aa4d34ee565bf77a34f89d7b639de531"
+DIGEST = "b63f59833cef30ef9bab321a05c4d5ddb70faece4758a0c3deb236130430b877"
 _library.join("mlp__bf16", DIGEST)
 
 

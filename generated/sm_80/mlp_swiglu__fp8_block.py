@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7ca40e26fa88eebf
+# checksum sha256:836a8e53bbb2de7f
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "71ffb7ebb029b5fb7c66eab4549dbf0dc50bf11fe2299aa13162e97e9bc45000"
+DIGEST = "fd3661c34069034f40b21387d38a2b981e02a1defce63f9c823de4a269e79d69"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

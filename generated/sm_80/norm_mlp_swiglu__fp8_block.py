@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8488ea567aa24a49
+# checksum sha256:b527a70d3ad20013
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "1f615c8c5b84f3c205170a57ff6c624e7173e9cb42428f7d433d8fa86114762e"
+DIGEST = "fc2c6daa8027d21643667f3ac6d299f49b5212aa4ae5cf2527ec1b8e5793168e"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8cb077f5be0bcf51
+# checksum sha256:9aa0a74c4d31c8dc
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "3ae348d4fbac3efdc4acaaad296f4e75bf85c8d87d0e48e2e01d8a5b84195c6e"
+DIGEST = "45393d9d627cf0ceb2153b4519ed79fb2ab7e31ea1ce95cbb564bd1939472ef1"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:217025e3508a84dc
+# checksum sha256:05d2ff4f88980c2e
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "fa641002b5a7024a5643b35d67d3da3b3d176731fcde23906ba5099e121843ba"
+DIGEST = "11eb4dd9801626aeef4aa1d04ac4ac9a495e61542d97391144f6729f6e93770b"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:926ae2bd57b870ac
+# checksum sha256:5cec5dc8b96c1eed
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "3656d3e32b5bc75b67c2b49521ab7e3969915e2a8853ea5cd6bb539ac4e4c42b"
+DIGEST = "5b95e864e8c7f960c049269ecc0f801fc5a745021d9d31fbb8502f3324ce404c"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 
@@ -67,21 +67,19 @@ def _backward_fake(
     need_dnorm_weight: bool,
     need_dresidual: bool,
     norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     reference.check_backward(dy, dh, h, norm_weight, norm_rstd)
     D = dy.shape[-1]
-    dx = dy.new_empty((*dy.shape[:-1], D)) if need_dx else None
+    dx = dy.new_empty((*dy.shape[:-1], D)) if need_dx or need_dresidual else None
     dnorm_weight = dy.new_empty((D,)) if need_dnorm_weight else None
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else None
-    return dx, dnorm_weight, dresidual
+    return dx, dnorm_weight
 
 
 _backward = _library.register(
     "residual_rms_norm__bf16",
     "backward",
     "(Tensor dy, Tensor dh, Tensor h, Tensor norm_weight, Tensor norm_rstd, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dresidual, float norm_eps) -> (Tensor?, Tensor?, "
-    "Tensor?)",
+    "bool need_dnorm_weight, bool need_dresidual, float norm_eps) -> (Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=5,
@@ -123,10 +121,10 @@ class _ResidualRmsNorm(torch.autograd.Function):
         need_dx = needs[0]
         need_dnorm_weight = needs[1]
         need_dresidual = needs[2]
-        dx, dnorm_weight, dresidual = _backward(
+        dx, dnorm_weight = _backward(
             dy, dh, *ctx.saved_tensors, need_dx, need_dnorm_weight, need_dresidual, ctx.norm_eps_
         )
-        return dx, dnorm_weight, dresidual, *(None,) * 4
+        return dx if need_dx else None, dnorm_weight, dx if need_dresidual else None, *(None,) * 4
 
 
 class _ResidualRmsNormTwin(_transforms.Twin):
@@ -288,29 +286,25 @@ A residual is added to x; root mean square norm of the sum, and the sum itself
 sizes: T rows, D width
 
 buffers
-  x                  [T..., D]    io       2 T D bytes    input
-  residual           [T..., D]    io       2 T D bytes    input
-  h                  [T..., D]    io       2 T D bytes    output
-  norm_weight        [D]          io       2 D bytes      parameter norm.weight
-  norm_rstd          [T...]       float32  4 T bytes      kept for the backward
-  y                  [T..., D]    io       2 T D bytes    output
-  dh                 [T..., D]    io       2 T D bytes    gradient in
-  dnorm_weight       [D]          io       2 D bytes      gradient
-  dy                 [T..., D]    io       2 T D bytes    gradient in
-  dx                 [T..., D]    io       2 T D bytes    gradient
-  dresidual          [T..., D]    io       2 T D bytes    gradient
-  dh_total           [T..., D]    io       2 T D bytes    workspace
-  dh_total_partials  [132, 1, D]  float32  4 132 D bytes  workspace
+  x             [T..., D]    io       2 T D bytes    input
+  residual      [T..., D]    io       2 T D bytes    input
+  h             [T..., D]    io       2 T D bytes    output
+  norm_weight   [D]          io       2 D bytes      parameter norm.weight
+  norm_rstd     [T...]       float32  4 T bytes      kept for the backward
+  y             [T..., D]    io       2 T D bytes    output
+  dh            [T..., D]    io       2 T D bytes    gradient in
+  dnorm_weight  [D]          io       2 D bytes      gradient
+  dy            [T..., D]    io       2 T D bytes    gradient in
+  dx            [T..., D]    io       2 T D bytes    gradient of x and residual
+  dx_partials   [132, 1, D]  float32  4 132 D bytes  workspace
 
 forward (x, norm_weight, residual) -> y, h, norm_rstd
   1. add_norm rms: x, residual, norm_weight -> y, norm_rstd, h
      add_norm; 5 T D flop; 8 T D + 2 D + 4 T bytes; rule residual_rms_norm
 
-backward (dy, dh, h, norm_weight, norm_rstd) -> dx, dnorm_weight, dresidual
-  1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dh_total, dnorm_weight, dh_total_partials
+backward (dy, dh, h, norm_weight, norm_rstd) -> dx, dnorm_weight
+  1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T D flop; 8 T D + 4 T + 4 D + 4 132 D bytes; rule add_rms_norm
-  2. pointwise_grad: dh_total -> dx, dresidual  (y = x + extra)
-     pointwise_add_extra_input_backward; 0 flop; 6 T D bytes; if need_dx or need_dresidual
 
 saved for the backward, each only if a gradient that needs it is asked for
   h            2 T D bytes  always
@@ -322,7 +316,5 @@ kernels, first rule that holds (io is bfloat16 or float16)
   add_norm
     always: the only one
   norm_grad
-    always: the only one
-  pointwise_add_extra_input_backward
     always: the only one
 """

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c3069f94504b9f74
+# checksum sha256:f3b5525456a364ab
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "147bc61fae049915004bb8ed8cd93967ff9fdc5bb5ba7e3c4e04fbb6fe9b08bd"
+DIGEST = "9df8f626a7c7fe425f6f266fced5268b5454dd1d407b071c33a7c98cbb5bd138"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

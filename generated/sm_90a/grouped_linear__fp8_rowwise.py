@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6fe029757542098e
+# checksum sha256:da71d6faab9c3030
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "fb974db6891e676f94ad1895740d6656a715bd4e69bc5c61a7268ecd1758459b"
+DIGEST = "3aa8e11f504aef08ef9d9d2cc812132746810abfc55cb3102882e574e989596a"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

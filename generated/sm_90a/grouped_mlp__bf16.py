@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:219cc5199701ffbd
+# checksum sha256:5462aede325400f8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "006d10ea1310c1e88c8b5275dc39f86d83f68517c1e840f9eecdf140463e5280"
+DIGEST = "2748b88d2f70d6cf25082fd152dd24d9e7d38df2e2e528703c187f6a54d0dad7"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0b2fe583661f4281
+# checksum sha256:cff1902e889757fb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "73c16189338f7f00450ab380ad66c338a5e8e7a55657b152d75608eaa9ba20cd"
+DIGEST = "24cffa1eaca0d811f58ae8ea44608a18530f77dd622f9d5cc4038695a8c83740"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

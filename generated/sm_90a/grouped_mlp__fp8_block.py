@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9f2562e50241c110
+# checksum sha256:0750166d5661a23e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "88d9ceb412cd5882ed9f517e0940be8c78e92f9263de5a594a85dc8d6ce49159"
+DIGEST = "68f8887e075a9a3cbad0e17afcb4136dfa04edc0909fa6c705545b8d13c5abec"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0e140c60d7ff591e
+# checksum sha256:d911f9c1184bddd3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "1ac3b9ce8f739255dcfb7b8ffdf50474231734685b4ceb3e93f6e8b90ed9b4b9"
+DIGEST = "d3b0b8f4d4775015f178f9ece9544250b632f92af75c42f37e1495678194f82b"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:35f232b25ea109a0
+# checksum sha256:3b03ee070be546e1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "881068ec6fedbf205373ce71782ac6c954d4be5c51cf37d331c68fa424cde8b2"
+DIGEST = "3fd028bc27371706046326d43e0227d590cc8ae259f91a4fc036de285cb49432"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3fa2459c52aa1e72
+# checksum sha256:7c06a60e47b508c7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "27ee5ca57223375255b8aa70153cc76fce2995e2a380f738e9a75f0874aac831"
+DIGEST = "a035eca072d93203b8c6af62ac4799e6bfcfba1a532d56b1a3eb8484aa466136"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

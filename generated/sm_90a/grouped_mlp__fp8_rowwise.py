@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:653920508f59a46e
+# checksum sha256:3b100bdfd631ad13
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "a756a18e04c90c5d2b5d8cb6d3a3f5fb5a0f69e264d8f6cc6d441115eb92779c"
+DIGEST = "08e0d13bf4fccb4f7039b1e6b4f1abcd44d8f37d851d5f16d0b715172231adca"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:97e94ef9ed12ab60
+# checksum sha256:067d51915aa50ed7
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "3340c09a79a68627a80727a6310077c5915199429bab84aff8a24c8f49cf3da7"
+DIGEST = "777ded6f9f4a98301aafc803908358927a56b66dce1b9d8f55e1a2fbb2a554db"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:081dcddb656fcbda
+# checksum sha256:0beb83d6114a0a09
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "207a2cc64cd6ece0dee110a4c79d25c440396889efac586e3c98f783fa986274"
+DIGEST = "5289b1d6f4648ce841a5262b62243bf0316fac4086ed6d664dc794dadf84cab4"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

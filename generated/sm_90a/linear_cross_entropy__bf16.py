@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5869879a2a315bfa
+# checksum sha256:bf4b365b1fc40069
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "a29ebabbbca0c8edb42efbb8149fcd1dc2daa9a61eb619133b410e93589e7bd2"
+DIGEST = "c98558e934f9110d25d3ae21a55060b2748a0a07e781c84d3a831ee39cddc4f1"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c89be2364fa44c68
+# checksum sha256:a1715cc5817918c0
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "b0ff72c7be6b8e4cbdfc89e86acd74d00fbfc011e71cd3a1d148c9f61a247621"
+DIGEST = "ff203e6437808fbd5f6265daff062e2e7f69019be0cd32a2d1ba76311292224a"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -80,9 +80,8 @@ def _backward_fake(
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
     )
@@ -98,9 +97,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else None
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -130,7 +128,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
-    "bool need_dresidual, bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=5,
@@ -176,10 +174,12 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dresidual, need_dfc_bias
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 3
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dresidual, dfc_bias, None, None
+        return dx, dfc_weight, dy if need_dresidual else None, dfc_bias, None, None
 
 
 class _LinearResidualTwin(_transforms.Twin):
@@ -356,8 +356,7 @@ buffers
   fc_weight                   [D, K]; io; 2 D K bytes; parameter fc.weight
   fc_bias                     [D]; io; 2 D bytes; parameter fc.bias, optional
   y                           [T..., D]; io; 2 T D bytes; output
-  dresidual                   [T..., D]; io; 2 T D bytes; gradient
-  dy                          [T..., D]; io; 2 T D bytes; gradient in
+  dy                          [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                          [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                  [D, K]; io; 2 D K bytes; gradient
   dfc_bias                    [D]; io; 2 D bytes; gradient
@@ -399,22 +398,19 @@ forward (x, fc_weight, residual, fc_bias) -> y, fc_weight_columnwise, fc_weight_
      rule linear_bias_add
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale)
-    -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     pointwise_add_extra_input_without_dx_backward; 0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
+    -> dx, dfc_weight, dfc_bias
+  1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T D + T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + D align(T, 16) + 4 ceildiv(T,
-     128) D + 2 D + 4 (T // 128 + 1) D bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+     128) D + 2 D + 4 (T // 128 + 1) D bytes
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T D K flop;
      T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + K align(D, 16) + 4 ceildiv(D, 128)
      ceildiv(K, 128) + 2 T K bytes;
      if need_dx
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T D K flop;
      D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
      if need_dfc_weight
@@ -431,8 +427,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
     always: the only one
   quantize_e4m3_block_128x128
-    always: the only one
-  pointwise_add_extra_input_without_dx_backward
     always: the only one
   gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128
     groups == 1 and tokens >= 512: least of

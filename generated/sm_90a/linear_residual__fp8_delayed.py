@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1be0eceff8dab855
+# checksum sha256:28c725887739fd65
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "c79569077aaad90899b4535ffde8d2297fa6e2375e7f9ee48acb47f7c1c5604e"
+DIGEST = "d75353bc7cac918deed0850c5af55c4600e0251b5a05fe78f12a81136fc8dba1"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -91,9 +91,8 @@ def _backward_fake(
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_backward(
         dy,
         fc_weight_columnwise,
@@ -112,9 +111,8 @@ def _backward_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
-    dresidual = dy.new_empty((*dy.shape[:-1], D)) if need_dresidual else dy.new_empty(0)
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias
 
 
 def _backward_flops(
@@ -141,8 +139,7 @@ _backward = _library.register(
     "backward",
     "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
     "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc_weight, bool need_dresidual, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=6,
@@ -203,19 +200,15 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_weight = needs[1]
         need_dresidual = needs[2]
         need_dfc_bias = needs[3]
-        dx, dfc_weight, dresidual, dfc_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            ctx.backward_state_,
-            need_dx,
-            need_dfc_weight,
-            need_dresidual,
-            need_dfc_bias,
+        if not (need_dx or need_dfc_weight or need_dfc_bias):
+            return None, None, dy if need_dresidual else None, *(None,) * 7
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
         return (
             dx if need_dx else None,
             dfc_weight if need_dfc_weight else None,
-            dresidual if need_dresidual else None,
+            dy if need_dresidual else None,
             dfc_bias if need_dfc_bias else None,
             *(None,) * 6,
         )
@@ -486,8 +479,7 @@ buffers
   fc_weight                    [D, K]; io; 2 D K bytes; parameter fc.weight
   fc_bias                      [D]; io; 2 D bytes; parameter fc.bias, optional
   y                            [T..., D]; io; 2 T D bytes; output
-  dresidual                    [T..., D]; io; 2 T D bytes; gradient
-  dy                           [T..., D]; io; 2 T D bytes; gradient in
+  dy                           [T..., D]; io; 2 T D bytes; gradient in, and of residual
   dx                           [T..., K]; io; 2 T K bytes; gradient
   dfc_weight                   [D, K]; io; 2 D K bytes; gradient
   dfc_bias                     [D]; io; 2 D bytes; gradient
@@ -537,19 +529,16 @@ forward (x, fc_weight, residual, fc_bias, forward_state) -> y, fc_weight_columnw
      rule linear_bias_add
 
 backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
-    backward_state) -> dx, dfc_weight, dresidual, dfc_bias
-  1. pointwise_grad: dy -> dresidual  (y = x + extra)
-     pointwise_add_extra_input_without_dx_backward; 0 flop; 4 T D bytes; if need_dresidual
-  2. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
+    backward_state) -> dx, dfc_weight, dfc_bias
+  1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias, dy_row_sums
      quantize_e5m2_tensor;
-     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
-     if need_dx or need_dfc_weight or need_dfc_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+     2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
 
@@ -561,8 +550,6 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most K align(D, 16) + 8 + K align(T, 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  pointwise_add_extra_input_without_dx_backward
-    always: the only one
   quantize_e5m2_tensor
     always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:c321809c95fa61e2
+# checksum sha256:7cd34aa80b919cac
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "2d62a56d9fd624ae6d8696fbab26776ca6a85015c216d0e5d693d4848fbf2068"
+DIGEST = "6a6b860b4770089e33ab6ec453213b15c05c9204fa8caa6133538913a9379f1a"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5825bcd5b5f86380
+# checksum sha256:3d19cdfa27dfa31c
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "ac2fc1cc2c11996349cb2ed1e811b9c32dc53276c27adba34c5bf198b2b870ac"
+DIGEST = "cbcffdc2030e16fad11fbb5e57e7a9e5ce999ff0e9b266f9091a97e8e4f0b58c"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

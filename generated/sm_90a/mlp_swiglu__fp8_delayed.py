@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bf76715345185848
+# checksum sha256:e152b112ca829d15
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "b65f9561e79d3efa598b2345493dec5297fcd78ab63b9687f977e3aa7062548b"
+DIGEST = "ba1e43d75c7f5925c78bb6e6a00e3de6ffa8dcdf2df557d90c57e3017739bbac"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

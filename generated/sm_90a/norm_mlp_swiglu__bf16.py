@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a0cc110d2e5f6609
+# checksum sha256:deba3a9e5224f8c8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "d09ee9e9cf6007a5b4a3f4e7ae2606f4f8ee69e3b8525ef3db5c25d0a72c8210"
+DIGEST = "9a9ce114450b70df267edd2c5c19f6694595e3a791c014d1f570603d294916df"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

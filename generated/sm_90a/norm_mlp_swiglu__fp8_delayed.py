@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a9e2e8eb4de1943e
+# checksum sha256:9c634311a2fdfc1b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "66cfe7a25b477a8716efd27a216cfa8eb672dbe7ec75959f89a73f03b24a3169"
+DIGEST = "ece1889874d09e25bd65c4eefbdc15c2b1a0451c35ef9564c8a21aabbf977d6e"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

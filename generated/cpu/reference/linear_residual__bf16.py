@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:867f0a181f804932
+# checksum sha256:af64470be1bb81bf
 """linear_residual__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -28,14 +28,6 @@ def _sum_forward(fc_y: Tensor, residual: Tensor) -> Tensor:
     extra = steps.wide(residual)
     y = extra + x
     return y.to(io)
-
-
-def _sum_backward(dy: Tensor) -> Tensor:
-    """y = x + extra, differentiated."""
-    io = dy.dtype
-    dy = steps.wide(dy)
-    dextra = dy
-    return dextra.to(io)
 
 
 def check_forward(
@@ -105,21 +97,17 @@ def backward(
     fc_weight: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dresidual = dfc_bias = steps.ABSENT
-    # 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-    if need_dresidual:
-        dresidual = _sum_backward(dy)
-    # 2. gemm dgrad: dy, fc_weight -> dx
+    dx = dfc_weight = dfc_bias = steps.ABSENT
+    # 1. gemm dgrad: dy, fc_weight -> dx
     if need_dx:
         dx = steps.gemm_dgrad(dy, fc_weight)
-    # 3. gemm wgrad: dy, x -> dfc_weight
+    # 2. gemm wgrad: dy, x -> dfc_weight
     if need_dfc_weight:
         dfc_weight = steps.gemm_wgrad(dy, x)
-    # 4. column_sum: dy -> dfc_bias
+    # 3. column_sum: dy -> dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    return dx, dfc_weight, dresidual, dfc_bias
+    return dx, dfc_weight, dfc_bias

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:e0ade9fc355a97b9
+# checksum sha256:07cbbed9ff663c6b
 """linear_residual__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -73,14 +73,6 @@ def _sum_forward(fc_y: Tensor, residual: Tensor) -> Tensor:
     extra = steps.wide(residual)
     y = extra + x
     return y.to(io)
-
-
-def _sum_backward(dy: Tensor) -> Tensor:
-    """y = x + extra, differentiated."""
-    io = dy.dtype
-    dy = steps.wide(dy)
-    dextra = dy
-    return dextra.to(io)
 
 
 def check_forward(
@@ -235,13 +227,10 @@ def backward(
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc_weight = dresidual = dfc_bias = dy_rowwise_copy = dy_columnwise_copy = (
-        fc_grad_output_amax_history
-    ) = fc_grad_output_scale = steps.ABSENT
+    dx = dfc_weight = dfc_bias = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
@@ -251,36 +240,30 @@ def backward(
         if x_columnwise is not None
         else 0
     )
-    need_dy_copies = need_dx or need_dfc_weight or need_dfc_bias
     fc_grad_output_amax_history = backward_state[0:1024]
     fc_grad_output_scale = backward_state[1024]
-    # 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-    if need_dresidual:
-        dresidual = _sum_backward(dy)
-    # 2. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
+    # 1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
     #    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias
-    if need_dy_copies:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            steps.rows(dy),
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dfc_weight,
-            scale=fc_grad_output_scale,
-            layout=LAYOUT,
-        )
-    # 2. dfc_bias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        steps.rows(dy),
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dfc_weight,
+        scale=fc_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 1. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    # 2. state after it: fc_grad_output_amax_history, fc_grad_output_scale
-    if need_dy_copies:
-        fc_grad_output_amax_history, fc_grad_output_scale = quantized.delayed_update(
-            fc_grad_output_amax_history,
-            fc_grad_output_scale,
-            quantized.group_amax(steps.rows(dy), GRAD_OUTPUT),
-            GRAD_OUTPUT,
-            grouped=False,
-        )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    # 1. state after it: fc_grad_output_amax_history, fc_grad_output_scale
+    fc_grad_output_amax_history, fc_grad_output_scale = quantized.delayed_update(
+        fc_grad_output_amax_history,
+        fc_grad_output_scale,
+        quantized.group_amax(steps.rows(dy), GRAD_OUTPUT),
+        GRAD_OUTPUT,
+        grouped=False,
+    )
+    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
     #    -> dx
     if need_dx:
         dx = steps.with_leading(
@@ -298,7 +281,7 @@ def backward(
             ),
             dy,
         )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
@@ -311,7 +294,6 @@ def backward(
     return (
         dx if need_dx else dy.new_empty(0),
         dfc_weight if need_dfc_weight else dy.new_empty(0),
-        dresidual if need_dresidual else dy.new_empty(0),
         dfc_bias if need_dfc_bias else dy.new_empty(0),
         quantized.join_states(fc_grad_output_amax_history, fc_grad_output_scale),
     )

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ee9163dd288f26e6
+# checksum sha256:4c3974a3699f156d
 """residual_rms_norm__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -22,15 +22,6 @@ from . import _norms as norms
 from . import _steps as steps
 
 CELL = "residual_rms_norm__bf16"
-
-
-def _sum_backward(dh_total: Tensor) -> tuple[Tensor, Tensor]:
-    """y = x + extra, differentiated."""
-    io = dh_total.dtype
-    dy = steps.wide(dh_total)
-    dx = dy
-    dextra = dy
-    return dx.to(io), dextra.to(io)
 
 
 def check_forward(
@@ -113,18 +104,11 @@ def backward(
     need_dnorm_weight: bool,
     need_dresidual: bool,
     norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dresidual = steps.ABSENT
-    # 1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dh_total, dnorm_weight
-    dh_total, dnorm_weight = norms.norm_grad_rms(
+    dx = dnorm_weight = steps.ABSENT
+    # 1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dx, dnorm_weight
+    dx, dnorm_weight = norms.norm_grad_rms(
         h, grad=dy, rstd=norm_rstd, weight=norm_weight, add=dh, zero_centered_gamma=False
     )
-    # 2. pointwise_grad: dh_total -> dx, dresidual  (y = x + extra)
-    if need_dx or need_dresidual:
-        dx, dresidual = _sum_backward(dh_total)
-    return (
-        dx if need_dx else None,
-        dnorm_weight if need_dnorm_weight else None,
-        dresidual if need_dresidual else None,
-    )
+    return dx if need_dx or need_dresidual else None, dnorm_weight if need_dnorm_weight else None

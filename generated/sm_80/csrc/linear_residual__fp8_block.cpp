@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:a09b9fd80d04f986
+// checksum sha256:8df991614ccfa282
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -12,7 +12,6 @@
 #include "dispatch/gemm_decoded_mma_dgrad.h"
 #include "dispatch/gemm_decoded_mma_fprop_binary_pointwise_add_extra_input_forward_of_x.h"
 #include "dispatch/gemm_decoded_mma_wgrad.h"
-#include "dispatch/pointwise_add_extra_input_without_dx_backward.h"
 #include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
 #include "fusegen/host/checks.h"
@@ -178,8 +177,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     std::optional<Tensor> fc_weight_columnwise,
     std::optional<Tensor> fc_weight_columnwise_scale,
@@ -187,7 +185,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
     bool need_dfc_weight,
-    bool need_dresidual,
     bool need_dfc_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -236,29 +233,26 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto fc_weight_columnwise_scale_dense = dense(fc_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_copies = need_dx || need_dfc_weight || need_dfc_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {K}, io);
   std::optional<Tensor> dfc_weight;
   if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
-  std::optional<Tensor> dresidual;
-  if (need_dresidual) dresidual = empty_rows(dy, 1, {D}, io);
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
   const std::array<Lifetime, 9> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 2, 3},  // dy_rowwise
-      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 2, 3},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 2, 6},  // dy_columnwise
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 2, 6},  // dy_columnwise_scale
-      {need_dy_copies ? padded(4 * (T / 128 + 1) * D) : kUnwanted, 2, 2},  // dy_row_sums
-      {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
+      {need_dx ? padded(2 * T * D) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * D * K) : kUnwanted, 3, 4},  // fc_weight_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc_weight, /*before=*/8),
+      region(dx, /*before=*/4),
+      region(dfc_weight, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -271,44 +265,28 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise_decoded = workspace[7];
   void* const x_columnwise_decoded = workspace[8];
 
-  // 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-  if (need_dresidual) {
-    check(kCell,
-          pointwise_add_extra_input_without_dx_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(dy_dense)},
-                  /*results=*/{writable(dresidual)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/D,
-              },
-              stream));
-  }
-  // 2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
+  // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
   //    dy_row_sums
-  if (need_dy_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(dy_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = T;
-      arguments.quantize.columns = D;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
-      arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
-      arguments.quantize.rowwise.pitch = align(D, 16);
-      arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc_weight
-          ? writable(dy_columnwise_scale) : nullptr;
-      arguments.quantize.columnwise.pitch = align(T, 16);
-      arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
-      arguments.quantize.row_sums = floats(dy_row_sums);
-      check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
-    }
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(dy_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = T;
+    arguments.quantize.columns = D;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.power_of_two = true;
+    arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.pitch = align(D, 16);
+    arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.pitch = align(T, 16);
+    arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
+    arguments.quantize.row_sums = floats(dy_row_sums);
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -325,7 +303,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+  // 3. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -343,7 +321,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+  // 4. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
@@ -356,7 +334,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  // 5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -373,7 +351,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  // 6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -390,7 +368,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  // 7. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,
@@ -403,7 +381,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc_weight, dresidual, dfc_bias};
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:f86cbfb0fc246cf8
+// checksum sha256:a4e04a56f840811b
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -12,7 +12,6 @@
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor_binary_pointwise_add_extra_input_forward_of_x.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor.h"
-#include "dispatch/pointwise_add_extra_input_without_dx_backward.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -204,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   return {y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy,
     std::optional<Tensor> fc_weight_columnwise,
     std::optional<Tensor> fc_weight_columnwise_scale,
@@ -213,7 +212,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor backward_state,
     bool need_dx,
     bool need_dfc_weight,
-    bool need_dresidual,
     bool need_dfc_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -263,25 +261,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const auto fc_weight_columnwise_scale_dense = dense(fc_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_copies = need_dx || need_dfc_weight || need_dfc_bias;
   const Tensor dx = need_dx ? empty_rows(dy, 1, {K}, io) : empty({0}, io, dy);
   const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
-  const Tensor dresidual = need_dresidual ? empty_rows(dy, 1, {D}, io) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 9> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 2, 3},  // dy_rowwise
-      {need_dx ? padded(4) : kUnwanted, 2, 5},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 2, 6},  // dy_columnwise
-      {need_dfc_weight ? padded(4) : kUnwanted, 2, 8},  // dy_columnwise_scale
-      {need_dy_copies ? padded(4 * (T / 128 + 1) * D) : kUnwanted, 2, 2},  // dy_row_sums
-      {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 7},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
+      {need_dx ? padded(2 * T * D) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * D * K) : kUnwanted, 3, 4},  // fc_weight_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 5, 7},  // dy_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc_weight, /*before=*/8),
+      region(dx, /*before=*/4),
+      region(dfc_weight, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -297,51 +293,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   float* const fc_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
 
-  // 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-  if (need_dresidual) {
-    check(kCell,
-          pointwise_add_extra_input_without_dx_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(dy_dense)},
-                  /*results=*/{writable(dresidual)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/D,
-              },
-              stream));
-  }
-  // 2. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
+  // 1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
   //    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias, dy_row_sums
-  if (need_dy_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(dy_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = T;
-      arguments.quantize.columns = D;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
-      arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
-      arguments.quantize.rowwise.pitch = align(D, 16);
-      arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc_weight
-          ? writable(dy_columnwise_scale) : nullptr;
-      arguments.quantize.columnwise.pitch = align(T, 16);
-      arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
-      arguments.quantize.row_sums = floats(dy_row_sums);
-      arguments.state.history = fc_grad_output_amax_history;
-      arguments.state.scale = fc_grad_output_scale;
-      arguments.state.slots = 1024;
-      arguments.state.groups = 1;
-      arguments.state.max = 57344.0f;
-      arguments.due = &due;
-      arguments.moves_states = true;
-      arguments.update = need_dy_copies;
-      check(kCell, quantize_e5m2_tensor(io, arguments, stream));
-    }
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(dy_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = T;
+    arguments.quantize.columns = D;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.pitch = align(D, 16);
+    arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.pitch = align(T, 16);
+    arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
+    arguments.quantize.row_sums = floats(dy_row_sums);
+    arguments.state.history = fc_grad_output_amax_history;
+    arguments.state.scale = fc_grad_output_scale;
+    arguments.state.slots = 1024;
+    arguments.state.groups = 1;
+    arguments.state.max = 57344.0f;
+    arguments.due = &due;
+    arguments.moves_states = true;
+    arguments.update = true;
+    check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -354,7 +334,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
+  // 3. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -367,7 +347,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
+  // 4. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
@@ -383,7 +363,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 6. dequantize: dy_columnwise -> dy_columnwise_decoded
+  // 5. dequantize: dy_columnwise -> dy_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -396,7 +376,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize: x_columnwise -> x_columnwise_decoded
+  // 6. dequantize: x_columnwise -> x_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -409,7 +389,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  // 7. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
   //    x_columnwise_scale -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
@@ -425,7 +405,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  return {dx, dfc_weight, dresidual, dfc_bias};
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace

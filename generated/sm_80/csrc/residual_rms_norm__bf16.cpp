@@ -3,13 +3,12 @@
 //      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 //      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:9094d0cd95bddf16
+// checksum sha256:2f456a6448484e27
 // A residual is added to x; root mean square norm of the sum, and the sum itself: one call per
 // direction.
 
 #include "dispatch/add_norm.h"
 #include "dispatch/norm_grad.h"
-#include "dispatch/pointwise_add_extra_input_backward.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -78,7 +77,7 @@ std::tuple<Tensor, Tensor, std::optional<Tensor>> forward(
   return {y, h, norm_rstd};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor dh,
     Tensor h,
@@ -122,23 +121,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const auto h_dense = dense(h);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
-  const bool need_dx_or_dresidual = need_dx || need_dresidual;
   std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {D}, io);
+  if (need_dx || need_dresidual) dx = empty_rows(dy, 1, {D}, io);
   std::optional<Tensor> dnorm_weight;
   if (need_dnorm_weight) dnorm_weight = empty({D}, io, dy);
-  std::optional<Tensor> dresidual;
-  if (need_dresidual) dresidual = empty_rows(dy, 1, {D}, io);
-  const std::array<Lifetime, 2> lives{{
-      {need_dx_or_dresidual ? padded(2 * T * D) : kUnwanted, 1, 2},  // dh_total
-      {need_dnorm_weight ? padded(4 * 132 * D) : kUnwanted, 1, 1},  // dh_total_partials
+  const std::array<Lifetime, 1> lives{{
+      {need_dnorm_weight ? padded(4 * 132 * D) : kUnwanted, 1, 1},  // dx_partials
   }};
   const Workspace workspace(lives, dy);
-  void* const dh_total = workspace[0];
-  void* const dh_total_partials = workspace[1];
+  void* const dx_partials = workspace[0];
 
-  // 1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dh_total, dnorm_weight,
-  //    dh_total_partials
+  // 1. norm_grad rms: h, dy, norm_rstd, norm_weight, dh -> dx, dnorm_weight, dx_partials
   {
     NormGradArguments arguments{};
     arguments.x = pointer(h_dense);
@@ -146,9 +139,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.weight = pointer(norm_weight_dense);
     arguments.rstd = floats(pointer(norm_rstd_dense));
     arguments.add = pointer(dh_dense);
-    arguments.dx = writable(dh_total);
+    arguments.dx = writable(dx);
     arguments.dweight = writable(dnorm_weight);
-    arguments.partials = floats(writable(dh_total_partials));
+    arguments.partials = floats(writable(dx_partials));
     arguments.parts = 132;
     arguments.rows = T;
     arguments.columns = D;
@@ -156,20 +149,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.kind = NormKind::rms;
     check(kCell, norm_grad(io, arguments, stream));
   }
-  // 2. pointwise_grad: dh_total -> dx, dresidual  (y = x + extra)
-  if (need_dx_or_dresidual) {
-    check(kCell,
-          pointwise_add_extra_input_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(dh_total)},
-                  /*results=*/{writable(dx), writable(dresidual)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/D,
-              },
-              stream));
-  }
-  return {dx, dnorm_weight, dresidual};
+  return {dx, dnorm_weight};
 }
 
 }  // namespace

@@ -2,10 +2,9 @@
 // from specs/archs/sm_90a.yaml, specs/modules/add_extra_input.yaml,
 //      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:b56695842948f909
+// checksum sha256:fb36d87dd369a21f
 // y = x + extra, a residual that comes from outside the chain: one call per direction.
 
-#include "dispatch/pointwise_add_extra_input_backward.h"
 #include "dispatch/pointwise_add_extra_input_forward.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -54,43 +53,8 @@ Tensor forward(
   return y;
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward(
-    Tensor dy,
-    bool need_dx,
-    bool need_dextra) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  const int64_t T = rows(dy, 1);
-  const int64_t D = extent(dy, -1);
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const ScalarType io = dy.scalar_type();
-  const auto dy_dense = dense(dy);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {D}, io);
-  std::optional<Tensor> dextra;
-  if (need_dextra) dextra = empty_rows(dy, 1, {D}, io);
-
-  // 1. pointwise_grad: dy -> dx, dextra  (y = x + extra)
-  check(kCell,
-        pointwise_add_extra_input_backward(io,
-            PointwiseArguments{
-                /*operands=*/{pointer(dy_dense)},
-                /*results=*/{writable(dx), writable(dextra)},
-                /*scalars=*/{},
-                /*rows=*/T,
-                /*columns=*/D,
-            },
-            stream));
-  return {dx, dextra};
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("add_extra_input__bf16_forward", TORCH_BOX(&forward));
-  m.impl("add_extra_input__bf16_backward", TORCH_BOX(&backward));
 }

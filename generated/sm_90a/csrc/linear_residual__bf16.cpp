@@ -2,14 +2,13 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:3a98ce0d551eb17e
+// checksum sha256:3369cbd03788e23d
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/gemm_sm90_dgrad.h"
 #include "dispatch/gemm_sm90_fprop_binary_pointwise_add_extra_input_forward_of_x.h"
 #include "dispatch/gemm_sm90_wgrad.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_add_extra_input_without_dx_backward.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 
@@ -80,14 +79,12 @@ Tensor forward(
   return y;
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     std::optional<Tensor> x,
     std::optional<Tensor> fc_weight,
     bool need_dx,
     bool need_dfc_weight,
-    bool need_dresidual,
     bool need_dfc_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -118,25 +115,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dx) dx = empty_rows(dy, 1, {K}, io);
   std::optional<Tensor> dfc_weight;
   if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
-  std::optional<Tensor> dresidual;
-  if (need_dresidual) dresidual = empty_rows(dy, 1, {D}, io);
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
 
-  // 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-  if (need_dresidual) {
-    check(kCell,
-          pointwise_add_extra_input_without_dx_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(dy_dense)},
-                  /*results=*/{writable(dresidual)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/D,
-              },
-              stream));
-  }
-  // 2. gemm dgrad: dy, fc_weight -> dx
+  // 1. gemm dgrad: dy, fc_weight -> dx
   if (need_dx) {
     check(kCell,
           gemm_sm90_dgrad(io,
@@ -154,7 +136,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 3. gemm wgrad: dy, x -> dfc_weight
+  // 2. gemm wgrad: dy, x -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
           gemm_sm90_wgrad(io,
@@ -172,7 +154,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. column_sum: dy -> dfc_bias
+  // 3. column_sum: dy -> dfc_bias
   if (need_dfc_bias) {
     check(kCell,
           group_sum(io,
@@ -186,7 +168,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc_weight, dresidual, dfc_bias};
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace

@@ -2,13 +2,12 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:3a5c1e510732854b
+// checksum sha256:007506fa9dc0ab93
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
 #include "dispatch/gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128_binary_pointwise_add_extra_input_forward_of_x.h"
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
-#include "dispatch/pointwise_add_extra_input_without_dx_backward.h"
 #include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
 #include "fusegen/host/checks.h"
@@ -141,8 +140,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     std::optional<Tensor> fc_weight_columnwise,
     std::optional<Tensor> fc_weight_columnwise_scale,
@@ -150,7 +148,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
     bool need_dfc_weight,
-    bool need_dresidual,
     bool need_dfc_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -199,26 +196,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto fc_weight_columnwise_scale_dense = dense(fc_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_copies = need_dx || need_dfc_weight || need_dfc_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {K}, io);
   std::optional<Tensor> dfc_weight;
   if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
-  std::optional<Tensor> dresidual;
-  if (need_dresidual) dresidual = empty_rows(dy, 1, {D}, io);
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
   const std::array<Lifetime, 5> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 2, 3},  // dy_rowwise
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       // dy_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 2, 3},
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 2, 4},  // dy_columnwise
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 2, 4},  // dy_columnwise_scale
-      {need_dy_copies ? padded(4 * (T / 128 + 1) * D) : kUnwanted, 2, 2},  // dy_row_sums
+      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 2},
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
-      region(dfc_weight, /*before=*/4),
+      region(dx, /*before=*/2),
+      region(dfc_weight, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -227,45 +221,29 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
 
-  // 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-  if (need_dresidual) {
-    check(kCell,
-          pointwise_add_extra_input_without_dx_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(dy_dense)},
-                  /*results=*/{writable(dresidual)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/D,
-              },
-              stream));
-  }
-  // 2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
+  // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
   //    dy_row_sums
-  if (need_dy_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(dy_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = T;
-      arguments.quantize.columns = D;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
-      arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
-      arguments.quantize.rowwise.pitch = align(D, 16);
-      arguments.quantize.token_pitch = 32 * (T / 32 + 1);
-      arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc_weight
-          ? writable(dy_columnwise_scale) : nullptr;
-      arguments.quantize.columnwise.pitch = align(T, 16);
-      arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
-      arguments.quantize.row_sums = floats(dy_row_sums);
-      check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
-    }
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(dy_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = T;
+    arguments.quantize.columns = D;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.power_of_two = true;
+    arguments.quantize.rowwise.data = need_dx ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dx ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.pitch = align(D, 16);
+    arguments.quantize.token_pitch = 32 * (T / 32 + 1);
+    arguments.quantize.columnwise.data = need_dfc_weight ? writable(dy_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc_weight ? writable(dy_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.pitch = align(T, 16);
+    arguments.sums = need_dfc_bias ? writable(dfc_bias) : nullptr;
+    arguments.quantize.row_sums = floats(dy_row_sums);
+    check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+  // 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
@@ -281,7 +259,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
@@ -297,7 +275,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc_weight, dresidual, dfc_bias};
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace

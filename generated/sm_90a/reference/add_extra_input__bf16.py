@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:cf3eec76aea6b812
+# checksum sha256:b0187e5c8936add8
 """add_extra_input__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -30,15 +30,6 @@ def _math_forward(x: Tensor, extra: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _math_backward(dy: Tensor) -> tuple[Tensor, Tensor]:
-    """y = x + extra, differentiated."""
-    io = dy.dtype
-    dy = steps.wide(dy)
-    dx = dy
-    dextra = dy
-    return dx.to(io), dextra.to(io)
-
-
 def check_forward(
     x: Tensor,
     extra: Tensor,
@@ -63,23 +54,3 @@ def forward(
     # 1. pointwise: x, extra -> y  (y = x + extra)
     y = _math_forward(x, extra)
     return y
-
-
-def check_backward(
-    dy: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-
-
-def backward(
-    dy: Tensor,
-    need_dx: bool,
-    need_dextra: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward program, step by step."""
-    dx = dextra = steps.ABSENT
-    # 1. pointwise_grad: dy -> dx, dextra  (y = x + extra)
-    dx, dextra = _math_backward(dy)
-    return dx if need_dx else None, dextra if need_dextra else None

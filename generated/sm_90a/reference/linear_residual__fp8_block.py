@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:a499625cd0db74be
+# checksum sha256:da6ab6fce66ec84e
 """linear_residual__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -73,14 +73,6 @@ def _sum_forward(fc_y: Tensor, residual: Tensor) -> Tensor:
     extra = steps.wide(residual)
     y = extra + x
     return y.to(io)
-
-
-def _sum_backward(dy: Tensor) -> Tensor:
-    """y = x + extra, differentiated."""
-    io = dy.dtype
-    dy = steps.wide(dy)
-    dextra = dy
-    return dextra.to(io)
 
 
 def check_forward(
@@ -218,11 +210,10 @@ def backward(
     x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dresidual = dfc_bias = dy_rowwise_copy = dy_columnwise_copy = steps.ABSENT
+    dx = dfc_weight = dfc_bias = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
@@ -234,19 +225,15 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. pointwise_grad: dy -> dresidual  (y = x + extra)
-    if need_dresidual:
-        dresidual = _sum_backward(dy)
-    # 2. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
+    # 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
     #    dy_row_sums
-    if need_dx or need_dfc_weight or need_dfc_bias:
-        dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-            steps.rows(dy), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc_weight, layout=LAYOUT
-        )
-    # 2. dfc_bias
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        steps.rows(dy), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc_weight, layout=LAYOUT
+    )
+    # 1. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
     #    -> dx
     if need_dx:
         dx = steps.with_leading(
@@ -264,7 +251,7 @@ def backward(
             ),
             dy,
         )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
@@ -274,7 +261,7 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    return dx, dfc_weight, dresidual, dfc_bias if need_dfc_bias else None
+    return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 
 
 def exact(

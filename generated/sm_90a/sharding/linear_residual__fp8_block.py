@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:4fd0ce36806861c9
+# checksum sha256:c658ee05aaced4c4
 """linear_residual__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, D; no block with a scale of its own is cut.
@@ -44,7 +44,7 @@ OPS = (
         schema=(
             "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
             "Tensor? x_columnwise, Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -53,21 +53,21 @@ OPS = (
             "x_columnwise",
             "x_columnwise_scale",
         ),
-        flags=4,
+        flags=3,
         mutated=0,
         saved=(1, 2, 3, 4),
-        asked=(1, 2, 4, 8),
+        asked=(1, 2, 4),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, WHOLE, 1, 0),
-                results=(0, PARTIAL, 0, PARTIAL),
+                results=(0, PARTIAL, PARTIAL),
                 sizes=((0, 0, -1, 128),),
             ),
             # D, in multiples of 128
             Way(
                 arguments=(-1, 1, 0, WHOLE, WHOLE),
-                results=(PARTIAL, 0, -1, 0),
+                results=(PARTIAL, 0, 0),
                 sizes=((0, -1, None, 128),),
             ),
         ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:f48b5faa8845d878
+# checksum sha256:753656309b21c3a5
 """Tests of add_extra_input__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -132,7 +132,6 @@ def test_non_contiguous_arguments(device: str) -> None:
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
     tensors = make_inputs(torch.bfloat16, device)
-    dy = make_dy(tensors)
     arguments = (
         *(
             tensors[name]
@@ -143,10 +142,6 @@ def test_opcheck(device: str) -> None:
         ),
     )
     support.opcheck("add_extra_input__bf16_forward", arguments)
-    results = support.op("add_extra_input__bf16_forward")(*arguments)
-    kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = support.pick(kept, ())
-    support.opcheck("add_extra_input__bf16_backward", (dy, *saved, True, True))
 
 
 @pytest.mark.parametrize("device", support.devices())
