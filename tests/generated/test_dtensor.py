@@ -172,6 +172,46 @@ def test_no_shard_cuts_a_block(steps: dict[str, Any], recipe: str, size: int) ->
             assert not placements["dx"][0].is_shard(1)
 
 
+PASSED_ON = (
+    COMMON
+    + """
+from itertools import product
+from bundle.sharding import register_shardings
+found, size = [], 64
+sizes = {"linear_residual": (size, size), "residual_rms_norm": (size,), "add_extra_input": ()}
+register_shardings(*(f"{name}__bf16" for name in sizes))
+torch.manual_seed(0)
+data = [torch.randn(32, size).bfloat16() for _ in range(4)]
+
+def step(layer, inputs, asked):
+    leaves = [x.detach().requires_grad_(needed) for x, needed in zip(inputs, asked)]
+    results = layer(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    torch.autograd.backward([y.full_tensor() if isinstance(y, DTensor) else y for y in results],
+                            data[2:2 + len(results)])
+    return [g.full_tensor() if isinstance(g, DTensor) else g for g in (x.grad for x in leaves)]
+
+for name, given in sizes.items():
+    layer = getattr(cell(f"{name}__bf16"), name.title().replace("_", ""))(*given)
+    for asked in ((True, True), (False, True)):
+        single = step(layer.requires_grad_(all(asked)), data, asked)
+        for lies in product((Replicate(), Shard(0), Shard(1)), repeat=2):
+            split = place(copy.deepcopy(layer), {}).requires_grad_(all(asked))
+            inputs = [distribute_tensor(x, mesh, [each]) for x, each in zip(data, lies)]
+            found.append((name, asked, lies, step(split, inputs, asked), single))
+finish(found)
+"""
+)
+
+
+def test_a_gradient_that_is_passed_on_equals_one_process(place: Place, tmp_path: Path) -> None:
+    """The residual's is a DTensor that came in, or that of x, wherever the residual lies."""
+    for name, asked, lies, got, single in run(PASSED_ON, tmp_path, place):
+        assert [each is not None for each in got] == [*asked], (name, asked)
+        for one, other in zip(got, single, strict=True):
+            assert one is None or (one - other).norm() <= 1e-2 * other.norm(), (name, asked, lies)
+
+
 OTHERS = (
     COMMON
     + """
