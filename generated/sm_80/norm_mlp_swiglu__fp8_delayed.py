@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9aa0a74c4d31c8dc
+# checksum sha256:9a945ff873c4ef2b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "45393d9d627cf0ceb2153b4519ed79fb2ab7e31ea1ce95cbb564bd1939472ef1"
+DIGEST = "1dc7fb881660e4ba794260728f024e62a0ab56ece1b8ec76048ef2abb50a737b"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

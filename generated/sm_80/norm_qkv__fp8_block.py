@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:df5184d465149e16
+# checksum sha256:7622a413ff7e2292
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "02bb218f46b046c1e7b5248e378cff23b9ea8d778d16c0d6e1108f48eb53eb3a"
+DIGEST = "07917430a31614fd42efb859ef8007d1f1a08bc7aaa5c90f71fc3a7c2f0685fc"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

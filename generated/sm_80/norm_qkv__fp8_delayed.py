@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d8c6e6aeeeef8c36
+# checksum sha256:851e3ff754ac539d
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "2d7b6d9c15a447135d0d46a69b84ad8a7bc3fa76e0361def3be746d98bc99667"
+DIGEST = "098099d9c906c959a5d192ca480c5776937b46e76422712cc88abcc65d019afb"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e2d84b3217757edd
+# checksum sha256:19c10af464fcb0dc
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "fb87d28c93996e7e11bfdf8bd15ce5be5989351e66ddc250e1218e2bd09a69be"
+DIGEST = "5d4f99ba6f9f02f3b9dce3dc6f78781b2fbcb0791fa252e688858e1c51253b88"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

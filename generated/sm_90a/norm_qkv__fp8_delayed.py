@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:812e04d078cdb21d
+# checksum sha256:3c523fb7081eafef
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "c7e935b5ee014665aaa751e06923620862f5a6e2233f217d92f741b688ce622f"
+DIGEST = "008e87d58b5d08322067e5094499fa0eb9a8a31e4877132268cfb4a5652a21de"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

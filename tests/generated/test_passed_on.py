@@ -363,7 +363,7 @@ def test_options(bundle: str, option: str) -> None:
 
 
 GROUPED = """\
-edition: 1
+edition: 2
 module: grouped_residual
 class: GroupedResidual
 summary: A grouped linear layer and a residual

@@ -111,7 +111,7 @@ def _api(cell: ModuleType) -> Iterator[str]:
 
 
 def schemas(cells: Mapping[str, ModuleType], namespace: str) -> Facts:
-    """Names of the cells' ops, and what the op of a forward takes."""
+    """Names of the cells' ops but those of backwards, and what the op of a forward takes."""
     found = {name: tuple(_schemas(name, namespace)) for name in cells}
     return {name: lines for name, lines in found.items() if lines}
 
@@ -121,6 +121,8 @@ def _schemas(cell: str, namespace: str) -> Iterator[str]:
         if not full.startswith(f"{namespace}::{cell}_") or full.startswith(
             f"{namespace}::{cell}__"
         ):
+            continue
+        if full.endswith("_backward"):  # what it takes, and whether it is there, is its own
             continue
         op = getattr(getattr(torch.ops, namespace), full.partition("::")[2]).default
         arguments = str(op._schema).partition(" -> ")[0].partition("(")[2]

@@ -17,7 +17,7 @@ from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
 
 OP = """\
-edition: 1
+edition: 2
 op: toy
 summary: a test
 dims: {{T: rows, D: width}}
@@ -29,13 +29,13 @@ pointwise:
 {formulas}
 """
 MODULE = """\
-edition: 1
+edition: 2
 module: toy
 class: Toy
 op: toy
 """
 GROUPED = """\
-edition: 1
+edition: 2
 module: toy
 class: Toy
 summary: a test

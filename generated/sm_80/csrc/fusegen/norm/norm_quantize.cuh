@@ -26,16 +26,6 @@ struct DropRows {
 
 namespace quantizing {
 
-// Returns once `count` blocks have left their statistics. Called by whole warps.
-__device__ __forceinline__ void wait_until(const uint32_t* found, uint32_t count) {
-  if (threadIdx.x % 32 == 0) {
-    while (*const_cast<const volatile uint32_t*>(found) < count) {
-    }
-    __threadfence();
-  }
-  __syncwarp();
-}
-
 template <class Element_>
 struct NormSource {
   using Element = Element_;
@@ -43,19 +33,34 @@ struct NormSource {
 
   NormArguments norm;  // with memory for the statistics of all rows
   uint32_t* found;     // [bands]: blocks that have left statistics of theirs; nullptr: all are there
-  uint32_t shares;     // such blocks of a band
 
   template <class Arguments>
   __device__ __forceinline__ void load(Values<Element>& values, const Arguments& in, int64_t row,
                                        int column, int rows) const {
     const Input input{norm.x, in.columns};
     TensorSource<Element>().load(values, input, row, column, rows);
-    // Elements are under way meanwhile.
-    if (found != nullptr && rows > 0) wait_until(found + row / kTileRows, shares);
-    if (norm.kind == NormKind::layer) {
-      apply<true>(values, in.columns, row, column, rows);
-    } else {
-      apply<false>(values, in.columns, row, column, rows);
+    const Columns of_lane(norm, min(column, int(in.columns) - kLaneColumns));
+    const int lane = threadIdx.x % 32, own = min(lane % kWarpRows, rows - 1);
+    float mean = 0.0f, rstd = 0.0f;  // of row `lane`, as far as there are rows
+    if (rows > 0) {
+      rstd = __ldcg(norm.rstd + row + own);
+      if (norm.kind == NormKind::layer) mean = __ldcg(norm.mean + row + own);
+    }
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      const float row_mean = __shfl_sync(kAll, mean, r), row_rstd = __shfl_sync(kAll, rstd, r);
+      if (r >= rows || column >= in.columns) continue;  // zeros
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float pair[2];
+        row::widen(values.pairs[r][i], pair, Element());
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          pair[c] = (pair[c] - row_mean) * row_rstd * of_lane.gamma[2 * i + c] +
+                    of_lane.bias[2 * i + c];
+        }
+        values.pairs[r][i] = round_pair(pair[0], pair[1], Element());
+      }
     }
   }
 
@@ -65,69 +70,30 @@ struct NormSource {
     int64_t columns;
   };
 
-  template <bool centred>
-  __device__ __forceinline__ void apply(Values<Element>& values, int64_t columns, int64_t row,
-                                        int column, int rows) const {
-    const int own = min(int(threadIdx.x % kWarpRows), rows - 1);  // lane r has those of row r
-    float mean = 0.0f, rstd = 0.0f;
-    if (rows > 0) {
-      rstd = __ldcg(norm.rstd + row + own);
-      if (centred) mean = __ldcg(norm.mean + row + own);
-    }
-    const Columns<centred> of_lane(norm, min(column, int(columns) - kLaneColumns));
-#pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      const float row_rstd = __shfl_sync(kAll, rstd, r);
-      const float row_mean = centred ? __shfl_sync(kAll, mean, r) : 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float pair[2];
-        row::widen(values.pairs[r][i], pair, Element());
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          pair[c] = of_lane.normed(pair[c], row_mean, row_rstd, 2 * i + c);
-        }
-        values.pairs[r][i] = round_pair(pair[0], pair[1], Element());
-      }
-    }
-    const int count = column < columns ? rows : 0;
-    if (count < kWarpRows) clear_from(values, count);
-  }
-
-  // Of rows that are not there, and of columns, zeros are quantised, which a norm need not give.
-  __device__ static void clear_from(Values<Element>& values, int count) {
-#pragma unroll
-    for (int r = 0; r < kWarpRows; ++r) {
-      if (r >= count) values.pairs[r][0] = values.pairs[r][1] = 0;
-    }
-  }
-
-  // Of a lane's columns. A norm about the mean adds zero where it has no bias; others add nothing, not
-  // even to zeros with a sign.
-  template <bool centred>
+  // Of a lane's columns. Minus zero changes nothing that it is added to, not even zeros, and zero
+  // does: a layer norm adds that where it has no bias.
   struct Columns {
-    float gamma[kLaneColumns], bias[centred ? kLaneColumns : 1];
+    float gamma[kLaneColumns], bias[kLaneColumns];
 
     __device__ __forceinline__ Columns(const NormArguments& norm, int column) {
-      load(norm.weight, column, gamma);
+      const bool centred = norm.kind == NormKind::layer;
+      load(norm.weight, column, gamma, 0.0f);
+      load(norm.bias, column, bias, centred ? 0.0f : -0.0f);
       const float added = norm.weight == nullptr || norm.zero_centered ? 1.0f : 0.0f;
 #pragma unroll
       for (float& each : gamma) each += added;
-      if constexpr (centred) load(norm.bias, column, bias);
     }
 
-    __device__ __forceinline__ float normed(float x, float mean, float rstd, int c) const {
-      if constexpr (centred) return (x - mean) * rstd * gamma[c] + bias[c];
-      return x * rstd * gamma[c];
-    }
-
-    // Zeros where there is nothing to load.
     __device__ __forceinline__ static void load(const void* from, int column,
-                                                float (&to)[kLaneColumns]) {
-      uint2 pairs = make_uint2(0, 0);
-      if (from != nullptr) {
-        pairs = __ldg(reinterpret_cast<const uint2*>(static_cast<const Element*>(from) + column));
+                                                float (&to)[kLaneColumns], float otherwise) {
+      if (from == nullptr) {
+#pragma unroll
+        for (float& each : to) each = otherwise;
+        return;
       }
+      const auto* const at =
+          reinterpret_cast<const uint2*>(static_cast<const Element*>(from) + column);
+      const uint2 pairs = __ldg(at);
       row::widen(pairs.x, to, Element());
       row::widen(pairs.y, to + 2, Element());
     }
@@ -198,8 +164,17 @@ __device__ __forceinline__ void announce(uint32_t* found) {
   if (threadIdx.x == 0) atomicAdd(found, 1u);
 }
 
+__device__ __forceinline__ void wait_until(const uint32_t* found, uint32_t count) {
+  if (threadIdx.x == 0) {
+    while (*const_cast<const volatile uint32_t*>(found) < count) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
 template <class Config>
-static __global__ void __launch_bounds__(kThreads, 4)
+static __global__ void __launch_bounds__(kThreads, 3)
     norm_quantize_kernel(const __grid_constant__ QuantizeArguments in,
                          const __grid_constant__ NormSource<typename Config::Element> source,
                          const __grid_constant__ Bands bands) {
@@ -214,6 +189,7 @@ static __global__ void __launch_bounds__(kThreads, 4)
     announce(source.found + band);
     return;
   }
+  wait_until(source.found + band, uint32_t(bands.shares));
   const RowGroups groups{nullptr, int32_t(in.rows), int32_t(in.groups)};
   tile_slices(groups, work_space<Config>(in), band, shared.slices);
   constexpr int kColumns = Config::kColumnTiles * kTileColumns;
@@ -227,10 +203,9 @@ static __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Blocks that find the statistics of a band's rows.
-inline int64_t shares_of_band(int64_t columns) {
-  return norm::with_short_shape(
-      columns, [](auto shape) { return int64_t(kTileRows / decltype(shape)::kRows); });
+// Rows of whom a block finds the statistics at once.
+inline int64_t rows_of_share(int64_t columns) {
+  return norm::with_short_shape(columns, [](auto shape) { return int64_t(decltype(shape)::kRows); });
 }
 
 }  // namespace quantizing
@@ -245,7 +220,7 @@ static Status launch_quantize(const QuantizeArguments& in, Stream& stream,
   constexpr int64_t kColumns = Config::kColumnTiles * kTileColumns;
   const RowGroups groups{nullptr, int32_t(in.rows), 1};
   const Bands bands(row_tiles(groups, work_space<Config>(in)),
-                    source.shares, (in.columns + kColumns - 1) / kColumns);
+                    kTileRows / rows_of_share(in.columns), (in.columns + kColumns - 1) / kColumns);
   if (bands.count > in.rows / kTileRows + 1 || bands.blocks() > INT32_MAX) {
     return {static_cast<int>(cudaErrorInvalidValue), "a copy with bands of no rows, or too many"};
   }
@@ -271,8 +246,7 @@ static Status launch_norm_quantize(const NormQuantizeArguments& in, Stream& stre
                                                 norm::DropRows(), stream);
     if (!status.ok() || !in.quantizes) return status;
   }
-  const auto shares = at_once ? uint32_t(quantizing::shares_of_band(rows.columns)) : 0u;
-  const quantizing::NormSource<Element> source{rows, at_once ? found : nullptr, shares};
+  const quantizing::NormSource<Element> source{rows, at_once ? found : nullptr};
   return launch_quantize_step<Config>(in.step, stream, source);
 }
 
