@@ -43,7 +43,7 @@ dims: {T: tokens, H: hidden, E: num_groups}
 inputs:
   x: {shape: [T, H], role: input}
   residual: {shape: [T, H]}
-  sizes: {shape: [E], dtype: int64, differentiable: false}
+  sizes: {shape: [E], dtype: int64}
 chain:
 """
 FC = "  - {op: grouped_linear, as: fc, dims: {K: H, N: H}, with: {split_sizes: sizes}}\n"
