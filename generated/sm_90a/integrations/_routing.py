@@ -24,8 +24,8 @@ class Spread(torch.autograd.Function):
         ctx.save_for_backward(order, inverse)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx = Gather.apply(dy, *ctx.saved_tensors, ctx.top_k, ctx.dtype)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        dx = Gather.apply(*grad_outputs, *ctx.saved_tensors, ctx.top_k, ctx.dtype)
         return dx, None, None, None, None
 
 
@@ -50,6 +50,6 @@ class Gather(torch.autograd.Function):
         ctx.save_for_backward(order, inverse)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        dy = Spread.apply(dx, *ctx.saved_tensors, ctx.top_k, ctx.dtype)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        dy = Spread.apply(*grad_outputs, *ctx.saved_tensors, ctx.top_k, ctx.dtype)
         return dy, None, None, None, None
