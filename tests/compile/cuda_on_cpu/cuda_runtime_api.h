@@ -107,7 +107,7 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   unsigned id = 0;
-  int64_t warp_turn = 0, block_turn = 0;
+  int64_t warp_turn = 0, block_turn = 0, part_turn = 0;
   bool done = false;
 };
 
@@ -116,6 +116,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   int64_t arrived = 0, progress = 0;
+  int64_t arrived_of[16] = {};  // at barriers of a part of the threads
   unsigned live = 0;
   bool backwards = false;  // every other block: a missing barrier shows whoever runs ahead
   ucontext_t scheduler;
@@ -157,12 +158,13 @@ inline void run_block() {
   block.threads.resize(count);
   block.warps.assign((count + 31) / 32, Warp());
   block.arrived = 0;
+  for (int64_t& arrived : block.arrived_of) arrived = 0;
   block.live = count;
   for (unsigned i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     if (!thread.stack) thread.stack.reset(new char[Block::kStack]);
     thread.id = i;
-    thread.warp_turn = thread.block_turn = 0;
+    thread.warp_turn = thread.block_turn = thread.part_turn = 0;
     thread.done = false;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
@@ -205,6 +207,17 @@ inline void __syncthreads() {
   ++block.arrived;
   ++block.progress;
   const auto ready = [turn] { return block.arrived >= turn * int64_t(block.live); };
+  if (!ready()) on_cpu::wait_until(ready);
+}
+
+// A thread always names the same barrier, and `count` threads do.
+inline void __barrier_sync_count(unsigned barrier, unsigned count) {
+  using on_cpu::block;
+  const int64_t turn = ++block.current->part_turn;
+  int64_t& arrived = block.arrived_of[barrier];
+  ++arrived;
+  ++block.progress;
+  const auto ready = [&arrived, turn, count] { return arrived >= turn * int64_t(count); };
   if (!ready()) on_cpu::wait_until(ready);
 }
 
