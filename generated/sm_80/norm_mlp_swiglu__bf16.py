@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1391a375e9c91f33
+# checksum sha256:7e04f2ed781de452
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "5af3828f6af0dc0c39f2a770c19b4d00fef6abf7150af337c3f378b01d229578"
+DIGEST = "6acd3b3fa8467eb79e17b6b99c8ab4913bf918aaffb0e92bc0f5cb0494d5de1a"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7622a413ff7e2292
+# checksum sha256:4519b9672a3463d8
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "07917430a31614fd42efb859ef8007d1f1a08bc7aaa5c90f71fc3a7c2f0685fc"
+DIGEST = "58f14c6f11b68d34968a591f72f0ea3a7fe63a096f2ba3a37eff71161736dc76"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:851e3ff754ac539d
+# checksum sha256:52c323bf81aba4b4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "098099d9c906c959a5d192ca480c5776937b46e76422712cc88abcc65d019afb"
+DIGEST = "bbec22ec18d3b35f4a7f7c0b5965d7ab797f08f77657174687a66ad2f06f584e"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

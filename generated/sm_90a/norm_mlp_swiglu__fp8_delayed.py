@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2c2aacdb9021b197
+# checksum sha256:1000538d4ded0164
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "a78cb2e9f7ce496c2fc680f83cdd7079a7ade16e6e19195e9d1614cd0270ac9d"
+DIGEST = "15420dca15f2a7166047f603fe6072799af9905c6b3214265781e84ad6dfeaf6"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

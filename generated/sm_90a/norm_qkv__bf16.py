@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d37fab35921a5d86
+# checksum sha256:11a87096bd2f418f
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "2d887d66e4504b137b1efb03388f4bd246b6f438a5ee1be1706c8b92ee4fff85"
+DIGEST = "bb0c30590fd819157d3f8c0a69af82248685ef846309158246d8c744634d2801"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

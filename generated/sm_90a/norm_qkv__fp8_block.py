@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:19c10af464fcb0dc
+# checksum sha256:dee8b7fabc5c6a16
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "5d4f99ba6f9f02f3b9dce3dc6f78781b2fbcb0791fa252e688858e1c51253b88"
+DIGEST = "f044e578c0e277852c74da4c56c7ad3d1ea4b5b8a6469add3e88999f89f5e4b3"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7c574fafbbe78c85
+# checksum sha256:31a6b3c6c66a26db
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "7c5a72a647c1350ed93c0c4335eb997bb97663a7eb216e5fe4da20d4d1083a71"
+DIGEST = "92da16bc437794999c76a2cc4f8ddcb39914ee6879c16d39d223963bce99f8b9"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

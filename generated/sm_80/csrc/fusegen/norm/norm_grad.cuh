@@ -25,7 +25,6 @@ namespace fusegen {
 namespace norm {
 
 inline constexpr int kColumnsReadOnce = 16384;  // of a row, at most
-inline constexpr int kGradThreads = 512;
 inline constexpr int kAlwaysShared = 1 << 10;  // bytes of a block's, at most, that no launch sizes
 
 // Which sums over rows are wanted, and where those of a part lie.
@@ -39,13 +38,21 @@ struct Sums {
   __device__ __host__ bool both() const { return weight && bias; }
 };
 
-// What follows from statistics of a row: n = scale x + shift.
+// RowStatistics of a row as they are loaded: nothing here waits for them.
+struct RowStatistics {
+  float mean, rstd;
+
+  // `centred`: whether rows have a mean.
+  __device__ RowStatistics(const NormGradArguments& in, int64_t row, bool there, bool centred)
+      : mean(there && centred ? __ldg(in.mean + row) : 0.0f),
+        rstd(there ? __ldg(in.rstd + row) : 0.0f) {}
+};
+
+// What follows from them: n = scale x + shift.
 struct Row {
   float scale, shift;
 
-  __device__ Row(const NormGradArguments& in, int64_t row, bool there)
-      : scale(there ? __ldg(in.rstd + row) : 0.0f),
-        shift(there && in.mean != nullptr ? -__ldg(in.mean + row) * scale : 0.0f) {}
+  __device__ explicit Row(const RowStatistics& of) : scale(of.rstd), shift(0.0f - of.mean * of.rstd) {}
 
   __device__ __forceinline__ float normed(float x) const { return fmaf(x, scale, shift); }
 };
@@ -138,7 +145,7 @@ struct RowRing {
   static constexpr int kTensors = 2 + adds;  // x, dy, and what is added to dx
   static constexpr int kOfTensor = S::kThreads * S::kVectors;  // vectors, of all rows of a stage
   static constexpr int kBytes = kTensors * kOfTensor * int(sizeof(uint4));  // of a stage
-  static constexpr int kMostStages = 2;
+  static constexpr int kMostStages = 3;
   static constexpr int kStep = S::kTeam * kVector;  // elements between two vectors of a thread
   static_assert(ColumnSums<S>::kBytes <= kBytes, "sums of columns lie there at the end");
 
@@ -193,7 +200,7 @@ constexpr int shared_bytes(int stages, bool both) {
   return stages * Ring::kBytes + (both ? ColumnSums<S>::kBytes : 0);
 }
 
-// Grid (parts), with a ring of one or two stages. `adds`: whether something is added to dx.
+// Grid (parts), with a ring of one to three stages. `adds`: whether something is added to dx.
 template <class Element, class S, bool centred, bool adds>
 static __global__ void __launch_bounds__(S::kThreads, 1)
     grad_kernel(const __grid_constant__ NormGradArguments in, int stages) {
@@ -212,7 +219,6 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   const uint32_t rows = uint32_t(in.rows), step = gridDim.x * S::kRows;
   uint32_t row = blockIdx.x * S::kRows + place.row;
   int64_t at = int64_t(row) * columns + place.column(0);
-  const int64_t stride = int64_t(step) * columns;
   // Sums for the bias, where there are such, and behind them the ring.
   float4* const bias_sums = reinterpret_cast<float4*>(shared);
   const bool both = centred && wanted.both();
@@ -220,7 +226,7 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
   Ring ring(rows_in_shared, stages);
   for (int stage = 0; stage < stages; ++stage, ring.advance()) {
     ring.clear_no_columns(columns, place);
-    if (row + stage * step < rows) ring.start(in, at + stage * stride, place);
+    if (row + stage * step < rows) ring.start(in, at + int64_t(stage * step) * columns, place);
     end_group_of_copies();
   }
   const ColumnSums<S> of_bias(bias_sums, place);
@@ -230,10 +236,10 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
     for (int i = 0; i < S::kVectors; ++i) of_bias.set(i, Values{});
   }
 
-  Row next(in, row, row < rows);
+  RowStatistics next(in, row, row < rows, centred);
   for (int turn = 0; row - place.row < rows; turn ^= 1) {
-    const Row now = next;
-    next = Row(in, row + step, row + step < rows);
+    const Row now(next);
+    next = RowStatistics(in, row + step, row + step < rows, centred);
     wait_for_own_copies(stages - 1);
     Values scaled[S::kVectors];
     float means[1 + centred] = {};
@@ -243,7 +249,7 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
         const Values input = unpack<Element>(ring.at(0, i));
         const Values gradient = unpack<Element>(ring.at(1, i));
         const int column = place.column(i);
-        const Values weight = column < columns ? gamma(column) : Values{};
+        const Values weight = gamma(column, column < columns);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
           const float normed = now.normed(input.of[j]);
@@ -271,11 +277,11 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
         if (place.column(i) < columns) __stwb(vector, dx);
       }
     }
-    if (row + stages * step < rows) ring.start(in, at + stages * stride, place);
+    if (row + stages * step < rows) ring.start(in, at + int64_t(stages * step) * columns, place);
     end_group_of_copies();
     ring.advance();
     row += step;
-    at += stride;
+    at += int64_t(step) * columns;
   }
   if (wanted.count() == 0) return;
   __syncthreads();
@@ -300,7 +306,7 @@ static __global__ void __launch_bounds__(1024)
   const Place<S> place;
   const int columns = int(in.columns);
   const int64_t begin = int64_t(blockIdx.x) * columns;
-  const Row row(in, blockIdx.x, true);
+  const Row row(RowStatistics(in, blockIdx.x, true, centred));
   const Gamma<Element> gamma(in.weight, in.zero_centered);
   float means[1 + centred] = {};
 #pragma unroll 2
@@ -348,7 +354,7 @@ static __global__ void __launch_bounds__(kStripThreads)
 #pragma unroll 4
   for (int64_t at = int64_t(blockIdx.y) * kStripRows + warp; at < in.rows; at += step) {
     if (column >= columns) break;
-    const Row row(in, at, true);
+    const Row row(RowStatistics(in, at, true, in.mean != nullptr));
     const Values gradient = unpack<Element>(load_vector<Element>(in.dy, at * columns + column));
     const Values input = unpack<Element>(load_vector<Element>(in.x, at * columns + column));
 #pragma unroll
@@ -409,18 +415,21 @@ static __global__ void __launch_bounds__(kAdders* kWarp)
   narrow(sum, static_cast<Element*>(to) + (column < columns ? column : column - columns));
 }
 
-// Calls `launch` with the shape of a row.
-template <class Launch>
+// Calls `launch` with the shape of a row. Of long ones few are under way in a block, and twice the
+// warps hide what each of them waits for, but for a layer norm, whose sums take the registers.
+template <bool centred, class Launch>
 Status with_grad_shape(int64_t columns, const Launch& launch) {
-  if (columns <= 64) return launch(Shape<kGradThreads, 8, 1>());
-  if (columns <= 256) return launch(Shape<kGradThreads, 32, 1>());
-  if (columns <= 512) return launch(Shape<kGradThreads, 32, 2>());
-  if (columns <= 1024) return launch(Shape<kGradThreads, 32, 4>());
-  if (columns <= 2048) return launch(Shape<kGradThreads, 64, 4>());
-  if (columns <= 4096) return launch(Shape<kGradThreads, 128, 4>());
-  if (columns <= 8192) return launch(Shape<kGradThreads, 256, 4>());
-  static_assert(Shape<kGradThreads, 512, 4>::kColumns == kColumnsReadOnce);
-  return launch(Shape<kGradThreads, 512, 4>());
+  if (columns <= 64) return launch(Shape<512, 8, 1>());
+  if (columns <= 256) return launch(Shape<512, 32, 1>());
+  if (columns <= 512) return launch(Shape<512, 32, 2>());
+  if (columns <= 1024) return launch(Shape<512, 32, 4>());
+  if (columns <= 2048) return launch(Shape<512, 64, 4>());
+  if (columns <= 4096) return launch(Shape<512, 128, 4>());
+  if constexpr (centred) {
+    return columns <= 8192 ? launch(Shape<512, 256, 4>()) : launch(Shape<512, 512, 4>());
+  } else {
+    return columns <= 8192 ? launch(Shape<1024, 512, 2>()) : launch(Shape<1024, 1024, 2>());
+  }
 }
 
 // Bytes of shared memory that a launch may ask for.
@@ -433,7 +442,8 @@ Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
   const auto kernel = &grad_kernel<Element, S, centred, adds>;
   const bool both = Sums(in).both();
   const int most = memory_of_launch();
-  const int stages = shared_bytes<Ring, S>(Ring::kMostStages, both) <= most ? Ring::kMostStages : 1;
+  int stages = Ring::kMostStages;
+  while (stages > 1 && shared_bytes<Ring, S>(stages, both) > most) --stages;
   const int leave = std::min(shared_bytes<Ring, S>(Ring::kMostStages, centred), most);
   Status status = allow_shared_memory(kernel, leave, allowed);
   if (!status.ok()) return status;
@@ -442,15 +452,16 @@ Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
   return launch_kernel("cudaLaunchKernelEx(norm_grad)", kernel, grid, stream, in, stages);
 }
 
-template <class Element, class S>
-Status launch_rows(const NormGradArguments& in, int parts, Stream& stream) {
-  const bool adds = in.add != nullptr && in.dx != nullptr;
-  if (in.kind == NormKind::layer) {
-    return adds ? launch_rows<Element, S, true, true>(in, parts, stream)
-                : launch_rows<Element, S, true, false>(in, parts, stream);
-  }
-  return adds ? launch_rows<Element, S, false, true>(in, parts, stream)
-              : launch_rows<Element, S, false, false>(in, parts, stream);
+// Sets `parts` to how many there are.
+template <class Element, bool centred>
+Status launch_rows(const NormGradArguments& in, int& parts, Stream& stream) {
+  return with_grad_shape<centred>(in.columns, [&](auto shape) {
+    using S = decltype(shape);
+    parts = int(std::min(ceil_div(in.rows, S::kRows), kNormParts));
+    return in.add != nullptr && in.dx != nullptr
+               ? launch_rows<Element, S, centred, true>(in, parts, stream)
+               : launch_rows<Element, S, centred, false>(in, parts, stream);
+  });
 }
 
 template <class Element>
@@ -472,7 +483,7 @@ template <class Element>
 bool bias_sums_fit(const NormGradArguments& in) {
   if (in.columns > kColumnsReadOnce) return true;  // they lie in registers
   bool fit = true;
-  (void)with_grad_shape(in.columns, [&](auto shape) {
+  (void)with_grad_shape<true>(in.columns, [&](auto shape) {
     using S = decltype(shape);
     const int bytes = in.add != nullptr && in.dx != nullptr
                           ? shared_bytes<RowRing<Element, S, true>, S>(1, true)
@@ -506,11 +517,8 @@ static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
     parts = int(std::min(norm::ceil_div(in.rows, norm::kStripRows), norm::kStripParts));
     status = norm::launch_long_rows<Element>(in, parts, stream);
   } else if (in.rows > 0) {
-    status = norm::with_grad_shape(in.columns, [&](auto shape) {
-      using S = decltype(shape);
-      parts = int(std::min(norm::ceil_div(in.rows, S::kRows), kNormParts));
-      return norm::launch_rows<Element, S>(in, parts, stream);
-    });
+    status = in.kind == NormKind::layer ? norm::launch_rows<Element, true>(in, parts, stream)
+                                        : norm::launch_rows<Element, false>(in, parts, stream);
   }
   if (!status.ok() || sums == 0) return status;
   const Grid grid{dim3(unsigned(norm::ceil_div(sums * in.columns, norm::kWarp))),

@@ -114,8 +114,9 @@ struct Gamma {
   __device__ Gamma(const void* weight, bool zero_centered)
       : weight(weight), added(weight == nullptr || zero_centered ? 1.0f : 0.0f) {}
 
-  __device__ __forceinline__ Values operator()(int column) const {
-    Values values = unpack<Element>(load_shared<Element>(weight, column));
+  // `there`: whether rows have the column.
+  __device__ __forceinline__ Values operator()(int column, bool there = true) const {
+    Values values = unpack<Element>(load_shared<Element>(there ? weight : nullptr, column));
 #pragma unroll
     for (int i = 0; i < kVector; ++i) values.of[i] += added;
     return values;
@@ -131,8 +132,20 @@ __device__ __forceinline__ void butterfly(float (&sums)[count]) {
   }
 }
 
-// Sums over the threads of each team. Where a team is of several warps all threads of the block
-// call it, and `across` is not written again before the next barrier.
+// Until all threads of a team have come here. Teams of a block do not wait for each other: while one
+// has a barrier's latency, another one computes.
+template <class S>
+__device__ __forceinline__ void wait_for_team() {
+  if constexpr (S::kTeam == S::kThreads) {
+    __syncthreads();
+  } else {
+    static_assert(S::kRows < 16, "hardware barriers, of which 0 is the block's");
+    __barrier_sync_count(1 + threadIdx.x / S::kTeam, S::kTeam);
+  }
+}
+
+// Sums over the threads of each team, all of which call it; where it is of several warps, `across` is
+// not written again before its next barrier.
 template <class S, int count>
 __device__ __forceinline__ void add_up(float (&sums)[count],
                                        float (&across)[S::kThreads / kWarp][count]) {
@@ -144,7 +157,7 @@ __device__ __forceinline__ void add_up(float (&sums)[count],
 #pragma unroll
       for (int i = 0; i < count; ++i) across[warp][i] = sums[i];
     }
-    __syncthreads();
+    wait_for_team<S>();
 #pragma unroll
     for (int i = 0; i < count; ++i) sums[i] = across[warp / kWarps * kWarps + lane % kWarps][i];
     butterfly<kWarps / 2>(sums);

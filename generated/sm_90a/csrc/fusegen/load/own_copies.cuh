@@ -18,12 +18,14 @@ __device__ __forceinline__ void copy_own(uint4* to, const void* from) {
 // What this thread has begun to copy since the last call is a group, which may have nothing in it.
 __device__ __forceinline__ void end_group_of_copies() { __pipeline_commit(); }
 
-// Until all groups of this thread have landed but for `left`, the last one or none.
+// Until all groups of this thread have landed but for the last `left`, of at most two.
 __device__ __forceinline__ void wait_for_own_copies(int left) {
   if (left == 0) {
     __pipeline_wait_prior(0);
-  } else {
+  } else if (left == 1) {
     __pipeline_wait_prior(1);
+  } else {
+    __pipeline_wait_prior(2);
   }
 }
 
