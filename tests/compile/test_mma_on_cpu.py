@@ -126,8 +126,8 @@ FAULTS = {
     # What a stage has past the contraction's end is what it held before.
     "tail": Fault(
         "load/cp_async.mma.cuh",
-        "const uint32_t bytes = exists ? 16 : 0;",
-        "if (!exists) return;\n  const uint32_t bytes = 16;",
+        "uint32_t bytes) {",
+        "uint32_t bytes) {\n  if (bytes == 0) return;",
         FORWARD.name,
         ", not ",
     ),

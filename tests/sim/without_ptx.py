@@ -47,6 +47,8 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "mainloop/mma.mma.cuh": (
         Replacement("m8n8.x4.trans", "sim::load_four_matrices<true>(address, out);"),
         Replacement("m8n8.x4.shared", "sim::load_four_matrices<false>(address, out);"),
+    ),
+    "mainloop/warp_mma.mma.cuh": (
         Replacement("f32.bf16.bf16.f32", "sim::multiply_add<Element>(d, a, b);"),
         Replacement("f32.f16.f16.f32", "sim::multiply_add<Element>(d, a, b);"),
     ),
