@@ -8,6 +8,7 @@
 #include "fusegen/gemm/limits.h"
 #include "fusegen/load/addresses.mma.cuh"
 #include "fusegen/load/stage.cuh"
+#include "fusegen/mainloop/running_sums.mma.cuh"
 #include "fusegen/mainloop/warp_mma.mma.cuh"
 #include "fusegen/sink/plain.cuh"
 #include "fusegen/tile_source/tile.cuh"
@@ -37,10 +38,12 @@ struct MmaControl {
   typename TileSource<kind, Config>::Order order;
 };
 
-// `Multiply` is the instruction, which says how many bits its operands' elements have.
-template <Gemm kind, class Multiply, class Config>
+// `Multiply` is the instruction, which says how many bits its operands' elements have; `AddUp` how
+// its results are added up.
+template <Gemm kind, class Multiply, class Config, class AddUp = RunningWarpSums>
 struct MmaTileTraits {
   using Mma = Multiply;
+  using WarpSums = AddUp;
   using Source = TileSource<kind, Config>;
   static constexpr int kBits = Mma::kBits;
   static constexpr int kDepthBytes = Config::tile_k * kBits / 8;  // of a stage
@@ -50,7 +53,9 @@ struct MmaTileTraits {
   static constexpr int kCtas = Config::ctas;
   static constexpr int kWarpRows = Config::tile_m / Config::warps_m;
   static constexpr int kWarpColumns = Config::tile_n / Config::warps_n;
-  static constexpr int kAccumulators = kWarpRows * kWarpColumns / 32;  // registers of a thread
+  // Registers of a thread, for totals and partial sums.
+  static constexpr int kAccumulators =
+      kWarpRows * kWarpColumns / 32 * (WarpSums::kInterval > 0 ? 2 : 1);
 
   // Memory has operands of 16 bits with K contiguous, or with K as the slow dimension; ldmatrix
   // transposes no others.
@@ -73,6 +78,7 @@ struct MmaTileTraits {
   static_assert(kDepthBytes % (2 * kStepBytes) == 0, "fragments alternate between two sets of registers");
   static_assert(Config::registers / (kCtas * kThreads) >= kAccumulators + 64,
                 "operands and addresses need registers, too");
+  static_assert(WarpSums::kInterval % Config::tile_k == 0, "a partial sum is of whole stages");
   static_assert(sizeof(MmaControl<kind, Config>) <= kControlBytes);
   static_assert(kCtas * (kUsedBytes + kReservedBytes) <= Config::shared_memory + kReservedBytes,
                 "the SM's shared memory");

@@ -1,4 +1,4 @@
-// Stages through mma.sync into the sums of one warp.
+// Stages through mma.sync into the sums of one warp: see mainloop/running_sums.mma.cuh.
 //
 // Every warp multiplies its own part of the tile. Operands are bytes: a step is 32 of them along the
 // contraction, which ldmatrix reads as 16 of 16 bits. Those of the next step come into registers
@@ -73,7 +73,7 @@ template <Gemm kind, class Config, class T>
 class MmaMainloop {
  public:
   static constexpr int kRowBlocks = T::kWarpRows / 16;
-  using Sums = float[kRowBlocks][T::kWarpColumns / 2];  // as a Fragment has them
+  using Accumulators = float[kRowBlocks][T::kWarpColumns / 2];  // as a Fragment has them
 
   // `row` and `column`: the warp's first in the tile.
   __device__ MmaMainloop(uint32_t stages, uint32_t row, uint32_t column, uint32_t lane)
@@ -81,6 +81,7 @@ class MmaMainloop {
 
   // The contraction of a tile, of whose first kStages - 1 stages copies are under way, and the
   // copies of as many of the tile after it. A warp that `multiplies` nothing takes part in those.
+  template <class Sums>
   __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
                       CopyRing<kind, Config, T>& copies, bool multiplies) {
     if (multiplies) {
@@ -99,7 +100,7 @@ class MmaMainloop {
     uint32_t a[kRowBlocks][4], b[kColumnPairs][4];
   };
 
-  template <bool Multiplies>
+  template <bool Multiplies, class Sums>
   __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
                       CopyRing<kind, Config, T>& copies) {
     const int32_t count = (tile.k + Config::tile_k - 1) / Config::tile_k;
@@ -130,7 +131,7 @@ class MmaMainloop {
   }
 
   // One stage, whose first step is in registers; on return that of the next stage is, if any.
-  template <bool Multiplies, bool MayEnd, class Copy>
+  template <bool Multiplies, bool MayEnd, class Sums, class Copy>
   __device__ void multiply_stage(Sums& sums, bool goes_on, Copy copy) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -141,12 +142,13 @@ class MmaMainloop {
         if (!MayEnd || goes_on) enter_stage<Multiplies>();
       }
       if (step == 0) copy();
-      if constexpr (Multiplies) multiply_step(sums, registers_[step % 2]);
+      if constexpr (Multiplies) multiply_step(sums.accumulators(), registers_[step % 2]);
     }
+    if constexpr (Multiplies) sums.end_stage(MayEnd && !goes_on);
   }
 
   // Column blocks go to and fro, so that neighbouring MMAs share registers.
-  __device__ void multiply_step(Sums& sums, const Registers& in) {
+  __device__ void multiply_step(Accumulators& sums, const Registers& in) {
 #pragma unroll
     for (int row = 0; row < kRowBlocks; ++row) {
 #pragma unroll
