@@ -7,7 +7,7 @@ from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .mma_sync import CONFIGURED
+from .mma_sync import CONFIGURED, CONTRACT
 
 GEMM_DECODED_MMA = Family(
     "gemm_decoded_mma",
@@ -19,4 +19,5 @@ GEMM_DECODED_MMA = Family(
     ends=tuple(EndScale),
     row_alignment=8,
     configured=CONFIGURED,
+    contracts=(CONTRACT,),
 )

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Work
 from ..ir.kernel_set import Variant
+from .contract import Contract
 from .family import Configured, Constants
 from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
 
@@ -159,3 +160,6 @@ def lighter(config: MmaConfig) -> Iterator[MmaConfig]:
 
 CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants, lighter)
 """What families of such GEMMs know of their configurations."""
+
+CONTRACT = Contract(opcodes=(r"HMMA\.16816\.F32", r"LDGSTS\.\S*128", "LDSM"))
+"""Operands come by ``cp.async`` and ``ldmatrix``."""
