@@ -9,7 +9,7 @@ HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
 ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights chains
-ON_AMPERE := ampere ampere_quantized ampere_lean
+TARGETS := $(basename $(notdir $(wildcard specs/targets/*.yaml)))
 INPUTS := pyproject.toml constraints.txt Makefile
 
 .PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-matrix test-fast test-options test-kernels test-all gpu-build gpu-test release-check check regenerate before clean
@@ -81,7 +81,7 @@ before: $(VENV)/test.stamp
 
 # Regenerate the committed bundles and everything else that is printed.
 regenerate: $(VENV)/test.stamp
-	$(BIN)/fusegen generate $(foreach target,cpu cpu_quantized $(ON_GPU) $(ON_AMPERE),--target $(target))
+	$(BIN)/fusegen generate $(foreach target,$(TARGETS),--target $(target))
 	$(BIN)/fusegen generate
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/pages.py
