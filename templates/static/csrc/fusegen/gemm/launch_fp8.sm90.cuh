@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "fusegen/gemm/arguments_fp8.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
 #include "fusegen/gemm/gemm_fp8.sm90.cuh"
 #include "fusegen/gemm/launch.sm90.cuh"
@@ -65,10 +66,8 @@ Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorM
 template <Gemm kind, Fp8Scaling scaling, class Config>
 Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
   const GemmArguments& g = in.gemm;
-  if constexpr (scaling == Fp8Scaling::tensor) {
-    *out = {in.scale_a, in.scale_b, in.scale_a_per_group, in.scale_b_per_group};
-  } else if constexpr (scaling == Fp8Scaling::row) {
-    *out = {in.scale_a, in.scale_b, int32_t(g.n)};
+  if constexpr (scaling != Fp8Scaling::block) {
+    set_scales<kind>(in, out);
   } else if constexpr (kind == Gemm::wgrad) {
     const int64_t count = stored_scale_blocks(g);
     Status status = encode_scales(&out->a, in.scale_a, count, g.n, Config::tile_m);
@@ -82,25 +81,6 @@ Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
     return encode_scales(&out->a, in.scale_a, blocks(k, kScaleBlock),
                          padded_tokens(g.tokens, g.groups), Config::tile_m);
   }
-  return {};
-}
-
-template <Gemm kind>
-Status check_fp8_arguments(const Fp8GemmArguments& in) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const GemmArguments& g = in.gemm;
-  if (Status status = check_arguments(g); !status.ok()) return status;
-  const int64_t k = kind == Gemm::fprop   ? g.k
-                        : kind == Gemm::dgrad ? g.n
-                                              : stored_tokens(g);
-  if (in.pitch_a < k || in.pitch_a % kPitch != 0) {
-    return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
-  }
-  if (in.pitch_b < k || in.pitch_b % kPitch != 0) {
-    return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
-  }
-  const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
-  if (g.tokens > 0 && !has_scales) return {kInvalid, "scale_a and scale_b"};
   return {};
 }
 
