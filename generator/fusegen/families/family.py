@@ -368,10 +368,25 @@ def _scale_block(variant: Variant) -> dict[str, int]:
     """
     if not variant.scalings:
         return {"scale_rows": 0, "scale_columns": 0}
-    scaling = Scaling.parse(variant.scalings[0])
-    assert scaling is not None, variant.scalings
-    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    rows, columns = _extents(variant.scalings[0])
     return {"scale_rows": rows, "scale_columns": columns}
+
+
+def operand_blocks(variant: Variant) -> Constants:
+    """Rows and columns that share a scale in each operand of a GEMM; 0 is all of them."""
+    return tuple(
+        (f"scale_{name}_{operand}", extent)
+        for operand, word in zip("ab", variant.scalings, strict=True)
+        for name, extent in zip(("rows", "columns"), _extents(word), strict=True)
+    )
+
+
+def _extents(word: str) -> tuple[int, int]:
+    """Of a scaling's blocks; 0 is a whole dimension."""
+    scaling = Scaling.parse(word)
+    assert scaling is not None, word
+    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    return rows, columns
 
 
 def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Work
 from ..ir.kernel_set import Variant
-from .family import Configured, Constants
+from ..ir.quantization import Accumulation
+from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
 
 _WARP = 32  # threads
@@ -116,8 +117,8 @@ class Operands:
     def constants(
         self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Constants:
-        """What ``agrees`` of ``gemm/config.mma.cuh`` compares."""
-        return (
+        """What ``agrees`` of ``gemm/config.mma.cuh`` and ``agrees_fp8`` of the FP8 one compare."""
+        common = (
             *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
             *zip(("warps_m", "warps_n"), config.warps, strict=True),
             ("stages", config.stages),
@@ -125,8 +126,11 @@ class Operands:
             ("element_bits", self.element_bits),
             (SHARED_BYTES, self.shared_bytes(config)),
             ("threads", config.threads),
-            ("accumulators", config.sums),
+            ("accumulators", _accumulators(config, variant)),
         )
+        if not variant.scalings:
+            return common
+        return (*common, ("promotion_interval", _interval(variant)), *operand_blocks(variant))
 
     def problems(
         self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
@@ -136,11 +140,12 @@ class Operands:
         if config.stages < _LEAST_STAGES:
             yield f"expected {_LEAST_STAGES} stages at least"
         most = limits[REGISTERS] // (config.ctas * config.threads)
-        if config.sums > _MOST_ACCUMULATORS:
+        accumulators = _accumulators(config, variant)
+        if accumulators > _MOST_ACCUMULATORS:
             yield f"more than {_MOST_ACCUMULATORS} registers of accumulators to a thread"
-        elif config.sums + _OTHER_REGISTERS > most:
+        elif accumulators + _OTHER_REGISTERS > most:
             yield (
-                f"{config.ctas} CTAs leave {most} registers to a thread, {config.sums} of them"
+                f"{config.ctas} CTAs leave {most} registers to a thread, {accumulators} of them"
                 " for accumulators"
             )
         shared = self.shared_bytes(config)
@@ -172,6 +177,16 @@ class Operands:
         lines = (k, extent) if self.element_bits == _TRANSPOSED_BITS else (k,)
         rounds = [max(_LINES * length // chunk, 1) for length in lines]
         return not (any(threads % each for each in rounds) or extent * k // chunk % threads)
+
+
+def _interval(variant: Variant) -> int:
+    """Elements of the contraction to one partial sum; 0 where sums run through."""
+    return 128 if Accumulation.SPLIT_128.value in variant.traits else 0
+
+
+def _accumulators(config: MmaConfig, variant: Variant) -> int:
+    """Registers of a thread that hold sums, and partial ones."""
+    return config.sums * (2 if _interval(variant) else 1)
 
 
 def lighter(config: MmaConfig) -> Iterator[MmaConfig]:

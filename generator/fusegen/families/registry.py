@@ -14,6 +14,7 @@ from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
+from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_mma import GEMM_MMA
 from .gemm_sm90 import GEMM_SM90
@@ -39,6 +40,7 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
     GEMM_MMA,
+    GEMM_FP8_MMA,
     GEMM_DECODED_MMA,
     QUANTIZE,
     QUANTIZE_SEVERAL,
