@@ -326,11 +326,6 @@ class ModulePlan:
         spec = dict(self.quantizations)[copy.role]
         return self.layout.token_major and spec.along_tokens(copy.role, copy.orientation)
 
-    @property
-    def scale_atoms(self) -> bool:
-        """Whether scales of copies lie in atoms, as ``LayoutSpec`` says it: all, or none."""
-        return bool(self.layout.scale_atoms)
-
     def buffer(self, name: str) -> Buffer:
         """A buffer by name.  Raises KeyError for an unknown one."""
         for buffer in self.buffers:

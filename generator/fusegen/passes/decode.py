@@ -56,7 +56,7 @@ def why_emulated(
     gemm = is_gemm(step) and step.copies
     if not (arch.has_kernels and arch.layout.transposed and gemm):
         return ""
-    variant = variant_of(step, recipe, arch.layout, buffers)
+    variant = variant_of(step, recipe, buffers)
     missing = _missing(step, arch, recipe, variant)
     store = variant.store if variant else DECODED.store
     if not missing or _missing(step, arch, recipe, replace(DECODED, store=store)):
@@ -133,7 +133,7 @@ def _decode(
 def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
     """Whether a row is decoded by a scale that is found by its group, too."""
     token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-    moved = token_major or bool(layout.scale_atoms)
+    moved = token_major or copy.atoms
     return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or moved)
 
 

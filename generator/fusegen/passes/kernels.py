@@ -10,7 +10,7 @@ from ..families.limits import SHARED_BYTES, SHARED_MEMORY
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
 from ..ir.dtypes import IO_DTYPES, DType
-from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store
+from ..ir.kernel import EndScale, GemmKind, Store
 from ..ir.kernel_set import (
     Candidate,
     EpilogueMath,
@@ -185,9 +185,7 @@ def _made_by(step: Step) -> str:
     return f" (made by fusion {step.rule!r})" if step.rule else ""
 
 
-def variant_of(
-    step: Step, recipe: RecipeSpec, layout: LayoutSpec, buffers: Mapping[str, Buffer]
-) -> Variant | None:
+def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) -> Variant | None:
     """What a step's kernels are for besides the module's own type; None where that is all."""
     store = _store_of(step, buffers)
     if not step.copies:
@@ -195,7 +193,7 @@ def variant_of(
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
-    atoms = [ATOMS] if layout.scale_atoms else []
+    atoms = [ATOMS] if step.copies[0].atoms else []
     if decodes(step):
         transposed = step.copies[0].orientation is Orientation.COLUMNWISE
         by_group = specs[0].square > 1 and step.input("groups") is not None and not transposed
@@ -285,7 +283,7 @@ def kernel_set(
     Raises:
         NotPossible: the arch has none; the message lists what it has.
     """
-    variant = variant_of(step, recipe, arch.layout, buffers)
+    variant = variant_of(step, recipe, buffers)
     try:
         name, family = family_of(demand_of(step, variant, recipe), arch)
     except NotPossible as missing:

@@ -336,7 +336,7 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     groups, copy = step.input("groups"), step.copies[0]
     spec = dict(plan.quantizations)[copy.role]
     own_scale, square = spec.scaling == "tensor", spec.square
-    by_token = plan.token_major(copy) or plan.scale_atoms
+    by_token = plan.token_major(copy) or copy.atoms
     start = plan.layout.token_alignment if by_token else square
     if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
@@ -370,7 +370,7 @@ def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
-    if plan.scale_atoms:
+    if copy.atoms:
         return {"scale_matrix": matrix, "scale_line": to_cpp(inner[1])}
     return {
         "scale_matrix": matrix,
