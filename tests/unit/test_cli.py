@@ -167,7 +167,14 @@ def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("capability", "arch"),
-    [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_89"), ((7, 5), None)],
+    [
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_80"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_89"),
+        ((7, 5), None),
+    ],
 )
 def test_the_latest_arch_that_a_gpu_runs_serves_it(
     capability: tuple[int, int], arch: str | None
