@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     help="Time to measure each family of a sweep; what it is too short for is left out evenly.",
 )
 @click.option("--recorded", is_flag=True, help="Sweep without measuring: fit what is on record.")
+@click.option(
+    "--model",
+    metavar="GPU",
+    help="Sweep without a GPU: rules of this GPU's architecture by what its data sheet promises, "
+    "marked as not measured.",
+)
 @click.option("--dry-run", is_flag=True, help="Leave the spec as it is; print the difference.")
 @click.option(
     "--results",
@@ -69,6 +75,7 @@ def command(
     quick: bool,
     seconds: float | None,
     recorded: bool,
+    model: str | None,
     dry_run: bool,
     results: Path | None,
     as_json: bool,
@@ -89,6 +96,10 @@ def command(
             raise click.UsageError("--sweep goes neither with names nor with --check")
         if cases or rounds:
             raise click.UsageError("--case and --rounds go with benchmarks, not with --sweep")
+        if model and (recorded or seconds):
+            raise click.UsageError(
+                "--model measures nothing: it goes with no --recorded or --seconds"
+            )
         swept = found.sweep(
             families,
             quick=quick,
@@ -96,11 +107,12 @@ def command(
             recorded=recorded,
             dry_run=dry_run,
             folder=results,
+            model=model or "",
         )
         _show_sweep(swept, dry_run=dry_run, as_json=as_json)
         return ExitCode.OK
-    if seconds or recorded or dry_run:
-        raise click.UsageError("--seconds, --recorded and --dry-run go with --sweep")
+    if seconds or recorded or model or dry_run:
+        raise click.UsageError("--seconds, --recorded, --model and --dry-run go with --sweep")
     chosen = found.chosen(names)
     if quick:
         found.require_quick(names)
