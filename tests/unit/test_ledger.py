@@ -265,6 +265,30 @@ def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
         steps.verify_build(bundle)
 
 
+def test_only_named_bundles_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a committed one no further bundle is generated."""
+    repository(tmp_path, monkeypatch)
+    built: list[str] = []
+    monkeypatch.setattr(steps, "build_bundle", lambda folder, jobs: built.append(folder.name))
+    with monkeypatch.context() as nothing_generated:
+        nothing_generated.setattr(ledger, "further_bundles", None)
+        assert ledger.main(["build", "sm_90a"]) == 0 and built == ["sm_90a"]
+    further(tmp_path)
+    assert ledger.main(["build", "sm_90a evidence"]) == 0 and built == ["sm_90a"] * 2
+    assert ledger.main(["build"]) == 0 and built == ["sm_90a"] * 4
+    assert ledger.main(["build", "sm_91"]) == 1
+    assert "'sm_91': no bundle here; there are sm_90a, sm_90a evidence" in capsys.readouterr().err
+
+
+def test_columns_stand_in_the_order_of_capabilities() -> None:
+    made = [facts({}, arch) for arch in ("sm_120a", "sm_90a", "cpu", "sm_80")]
+    assert matrix.matrix(made).startswith(
+        "| module | recipe | `cpu` | `sm_80` | `sm_90a` | `sm_120a` |"
+    )
+
+
 def test_passed_tests_are_told_from_others() -> None:
     junit = """<testsuites><testsuite>
     <testcase classname="sm.tests.test_x" name="a"/>

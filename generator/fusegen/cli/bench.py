@@ -59,7 +59,17 @@ if TYPE_CHECKING:
     help="Sweep without a GPU: rules of this GPU's architecture by what its data sheet promises, "
     "marked as not measured.",
 )
-@click.option("--dry-run", is_flag=True, help="Leave the spec as it is; print the difference.")
+@click.option(
+    "--first-light",
+    metavar="ARCH",
+    help="The first run on a GPU: tests, rules of all families, sanitizer, benchmarks, and the "
+    "records of all that.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Leave the spec as it is, and print the difference; of a first run, print its commands.",
+)
 @click.option(
     "--results",
     type=FOLDER,
@@ -76,6 +86,7 @@ def command(
     seconds: float | None,
     recorded: bool,
     model: str | None,
+    first_light: str | None,
     dry_run: bool,
     results: Path | None,
     as_json: bool,
@@ -90,6 +101,10 @@ def command(
     # Late: help needs none of it.
     from ..commands import bench as benchmarks
 
+    if first_light:
+        if names or check or cases or rounds or families or quick or seconds or recorded or model:
+            raise click.UsageError("--first-light goes with --dry-run, --json and nothing else")
+        return _first_light(first_light, dry_run=dry_run, as_json=as_json)
     found = benchmarks.find()
     if families:
         if names or check:
@@ -127,6 +142,21 @@ def command(
         return _run_benchmark(found, name, results, quick, rounds, cases)
 
     return _run_benchmarks(found, chosen, run, as_json=as_json)
+
+
+def _first_light(arch: str, *, dry_run: bool, as_json: bool) -> int:
+    # Late: help needs none of it.
+    from ..commands import first_light
+
+    steps = first_light.first_light(arch, dry_run=dry_run, say=say)
+    if as_json:
+        rows = [{"what": step.what, "command": step.line} for step in steps]
+        answer({"arch": arch, "ran": not dry_run, "steps": rows, "left_out": first_light.ORACLES})
+    elif dry_run:
+        width = max(len(step.what) for step in steps)
+        click.echo("\n".join(f"{step.what:<{width}}  {step.line}" for step in steps))
+    say(first_light.ORACLES)
+    return ExitCode.OK
 
 
 def _run_benchmarks(
