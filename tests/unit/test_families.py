@@ -207,8 +207,8 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
 
 def test_what_an_architecture_has_in_words() -> None:
     assert offered("quantize", ARCH) == (
-        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, mx_1xN, nv_1xN, block_NxN,"
-        " mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
+        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, pow2_1xN, mx_1xN, nv_1xN,"
+        " block_NxN, pow2_NxN, mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
     )
     assert offered("gemm", ARCH) == (
         "it has gemm of what is not quantised; gemm of e4m3, e5m2 by tensor, row in fast sums;"

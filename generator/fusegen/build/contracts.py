@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from ..families.contract import ANY, MOST_REGISTERS, STATIC_SHARED_MEMORY, Contract
+from ..families.contract import (
+    ANY,
+    MOST_REGISTERS,
+    STATIC_SHARED_MEMORY,
+    Contract,
+    matching,
+)
 from ..families.limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 from ..families.registry import known_family
 from ..ir.kernel_set import KernelSet, KernelUnit
@@ -54,6 +59,11 @@ class Promise:
             found = chain(self._usage(kernel), self._code(kernel.name, code))
             yield from (f"{kernel.name}: {what}" for what in found)
 
+    def memory(self, kernel: KernelUsage) -> int:
+        """Bytes of shared memory of a CTA, static ones and those of its launch."""
+        asked = (size for name, size in self.contract.launch_memory.items() if name in kernel.name)
+        return kernel.shared + self.stated + max(asked, default=0)
+
     def _usage(self, kernel: KernelUsage) -> Iterator[str]:
         spilled = kernel.spill_stores + kernel.spill_loads
         if spilled or kernel.stack:
@@ -63,8 +73,7 @@ class Promise:
             )
         if kernel.registers > self.registers:
             yield f"{kernel.registers} registers, expected {self.registers} at most"
-        asked = (size for name, size in self.contract.launch_memory.items() if name in kernel.name)
-        taken = kernel.shared + self.stated + max(asked, default=0)
+        taken = self.memory(kernel)
         if taken > self.shared_memory:
             yield f"{taken} bytes of shared memory, expected {self.shared_memory} at most"
 
@@ -75,10 +84,10 @@ class Promise:
             yield "no machine code was found to look for instructions in"
             return
         for pattern in self.contract.opcodes:
-            if not _matching(pattern, code[name]):
+            if not matching(pattern, code[name]):
                 yield f"no instruction {pattern}, expected one"
         for pattern in (*self.contract.without, *_LOCAL_MEMORY):
-            if strange := _matching(pattern, code[name]):
+            if strange := matching(pattern, code[name]):
                 yield f"instruction {strange[0]}, expected none that matches {pattern}"
 
 
@@ -89,10 +98,6 @@ def _compilation(contract: Contract, report: Report) -> Iterator[str]:
         yield f"compiled in {seconds:.0f} s of a processor, expected {contract.cpu_seconds} at most"
     if memory > contract.gibibytes:
         yield f"compiled in {memory:.1f} GiB of memory, expected {contract.gibibytes} at most"
-
-
-def _matching(pattern: str, opcodes: Collection[str]) -> list[str]:
-    return sorted(each for each in opcodes if re.match(pattern, each))
 
 
 def promises(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:

@@ -24,7 +24,7 @@ _UNSUPPORTED = "unsupported: "
 def render_manifest(
     plan: Plan, arch: ArchSpec, namespace: str, renderer: Renderer, owners: tuple[str, ...]
 ) -> Artifact:
-    """The manifest of cells, those that cannot be made with the reason.
+    """The manifest of cells: the status and the digest of each, or why it cannot be made.
 
     Args:
         plan: of these cells alone.
@@ -34,7 +34,8 @@ def render_manifest(
         owners: cells of the bundle, which has the manifest as long as it has them.
     """
     files = render_bundle(plan.modules, arch, namespace, renderer) if plan.modules else FileSet()
-    rows = dict(_digests(files, (module.cell for module in plan.modules)))
+    digests = dict(_digests(files, (module.cell for module in plan.modules)))
+    rows = {each.cell: f"{each.status.value} {digests[each.cell]}" for each in plan.modules}
     rows |= {each.cell: f"{_UNSUPPORTED}{each.reason}" for each in plan.unsupported}
     text = json.dumps({"cells": rows}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     inputs = {name for artifact in files.values() for name in artifact.inputs}

@@ -5,7 +5,7 @@ silence.  ``build/contracts.py`` holds compiled units against it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..ir.kernel_set import Variant
@@ -50,9 +50,19 @@ class Contract:
         """Whether it says anything of machine instructions."""
         return bool(self.opcodes or self.without)
 
+    def found_in(self, code: Collection[str]) -> tuple[str, ...]:
+        """The instructions that it asks for, as code has them: the first of each pattern."""
+        found = (matching(pattern, code) for pattern in self.opcodes)
+        return tuple(each[0] for each in found if each)
+
     def covers(self, variant: Variant | None) -> bool:
         """Whether it is of such units."""
         return re.search(self.of, str(variant or "")) is not None
+
+
+def matching(pattern: str, code: Collection[str]) -> list[str]:
+    """Opcodes that a pattern matches from their beginning, sorted."""
+    return sorted(each for each in code if re.match(pattern, each))
 
 
 ANY = Contract()

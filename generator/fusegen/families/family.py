@@ -23,6 +23,9 @@ from .contract import Contract, contract_of
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
 
+ATOMS = "atoms"
+"""Trait of a variant that writes or reads scales in atoms of 128 rows by 4 blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -98,12 +101,14 @@ class LayoutNeeds:
     Attributes:
         token_alignments: starts of groups in transposed copies.
         token_major: names of scalings whose scales of tokens are read in token-major order only.
+        scale_atoms: names of scalings whose scales are read in atoms only.
         transposed: whether columnwise copies are.
         pitch: bytes that rows are padded to.
     """
 
     token_alignments: tuple[int, ...]
     token_major: tuple[str, ...] = ()
+    scale_atoms: tuple[str, ...] = ()
     transposed: bool = True
     pitch: int = 16
 
@@ -132,6 +137,13 @@ class LayoutNeeds:
                 "token_major",
                 f"{template} reads scales of {along[0]} by token; say token_major: true",
             )
+        atoms = [scaling for scaling in scalings if scaling in self.scale_atoms]
+        for scaling in atoms:
+            if scaling not in layout.scale_atoms:
+                yield (
+                    "scale_atoms",
+                    f"{template} reads scales of {scaling} in atoms; list it in scale_atoms",
+                )
 
 
 Constants = tuple[tuple[str, int], ...]
@@ -302,8 +314,12 @@ class Family:
             return f"needs compute capability {needed}, this is {got}"
         return ""
 
-    def accepts(self, demand: Demand) -> str | None:
+    def accepts(self, demand: Demand, layout: LayoutSpec | None = None) -> str | None:
         """What there is no device code for, such as ``fprop of tensor of input and row of weight``.
+
+        Args:
+            demand: of a step.
+            layout: of the copies that it reads or writes; None where that does not matter.
 
         Returns:
             None where there is code for all of it.
@@ -313,7 +329,8 @@ class Family:
         if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
-            return self._accepts_gemm(demand.kind, variant)
+            stored = self._misplaced(demand.kind, variant, layout) if layout else None
+            return self._accepts_gemm(demand.kind, variant) or stored
         if demand.history > self.most_history:
             return (
                 f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
@@ -334,6 +351,16 @@ class Family:
         ways = {way.value for way in pairs[0].accumulations}
         if ways.isdisjoint(variant.traits):
             return f"{kind.value} of {variant.scalings[0]} in {'_'.join(variant.traits)} sums"
+        return None
+
+    def _misplaced(self, kind: GemmKind, variant: Variant, layout: LayoutSpec) -> str | None:
+        """Scales of atoms are in atoms, and no others are."""
+        wanted = self.layout.scale_atoms if self.layout else ()
+        for word in variant.scalings:
+            if (word in wanted) != (word in layout.scale_atoms):
+                order = "atoms, which not all scales of the recipe are in"
+                words = f"in {order}" if word in wanted else "in logical order"
+                return f"{kind.value} of {word}: {self.name} reads scales {words}"
         return None
 
     def enumerator(self, word: str) -> str:

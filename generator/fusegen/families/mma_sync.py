@@ -14,7 +14,7 @@ from math import prod
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, Work
+from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
 from .contract import Contract
@@ -27,6 +27,7 @@ _LINES = 8  # whose chunks are permuted in turn
 _STAGE_BYTES = (64, 128)  # of a stage along K: two or four steps of an MMA
 _TRANSPOSED_BITS = 16  # of elements that `ldmatrix` transposes, so that any major can be read
 _OF_A_WARP = (16, 32, 64, 128)  # rows or columns: `ldmatrix` reads 16, and steps are powers of two
+_OF_WORDS = 32  # rows whose scales are as far apart as their blocks of 8 and 16
 _SWIZZLED = 64  # rows or columns of a tile whose chunks are permuted together
 _SLAB_BYTES = 2048  # `kSlabBytes`: of a warp, for results on their way out
 _CONTROL_BYTES = 2048  # `kControlBytes`: tiles, order of groups
@@ -99,9 +100,11 @@ class Operands:
 
     Attributes:
         element_bits: of an element.
+        scale_block: elements of a scale that comes with them, in atoms; 0 where none does.
     """
 
     element_bits: int
+    scale_block: int = 0
 
     @property
     def configured(self) -> Configured[MmaConfig]:
@@ -112,8 +115,14 @@ class Operands:
     def shared_bytes(self, config: MmaConfig) -> int:
         """Shared memory of a CTA: stages of both operands, a slab of each warp, control."""
         rows, columns, k = config.tile
-        stages = config.stages * (rows + columns) * k * self.element_bits // 8
+        stages = config.stages * (rows + columns) * (k * self.element_bits // 8 + self._scales(k))
         return stages + prod(config.warps) * _SLAB_BYTES + _CONTROL_BYTES
+
+    def _scales(self, k: int) -> int:
+        """Bytes of a row's scales that come with a stage: those of whole atoms."""
+        if not self.scale_block:
+            return 0
+        return max(k // self.scale_block, ATOM_BLOCKS)
 
     def constants(
         self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
@@ -131,7 +140,10 @@ class Operands:
         )
         if not variant.scalings:
             return common
-        return (*common, ("promotion_interval", _interval(variant)), *operand_blocks(variant))
+        own: Constants = (("scale_block", self.scale_block), ("atom_rows", ATOM_ROWS))
+        if not self.scale_block:
+            own = operand_blocks(variant)
+        return (*common, ("promotion_interval", _interval(variant)), *own)
 
     def problems(
         self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
@@ -165,8 +177,11 @@ class Operands:
             if extent % warps or extent // warps not in _OF_A_WARP:
                 words = ", ".join(map(str, _OF_A_WARP))
                 yield f"expected {words} {what} of a warp, got {extent / warps:g}"
-            if extent % _SWIZZLED:
-                yield f"expected a multiple of {_SWIZZLED} {what}"
+            if self.scale_block and extent // warps % _OF_WORDS:
+                yield f"expected a multiple of {_OF_WORDS} {what} of a warp"
+            whole = ATOM_ROWS if self.scale_block else _SWIZZLED
+            if extent % whole:
+                yield f"expected a multiple of {whole} {what}"
             elif not self._shared_evenly(config.threads, extent, k):
                 yield (
                     f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"

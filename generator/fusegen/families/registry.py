@@ -17,6 +17,7 @@ from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_mma import GEMM_MMA
+from .gemm_scaled_mma import GEMM_MX_MMA, GEMM_NV_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
@@ -41,6 +42,8 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_DECODED_SM90,
     GEMM_MMA,
     GEMM_FP8_MMA,
+    GEMM_MX_MMA,
+    GEMM_NV_MMA,
     GEMM_DECODED_MMA,
     QUANTIZE,
     QUANTIZE_SEVERAL,

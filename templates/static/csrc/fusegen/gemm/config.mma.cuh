@@ -8,6 +8,7 @@
 #include "fusegen/gemm/limits.h"
 #include "fusegen/load/addresses.mma.cuh"
 #include "fusegen/load/stage.cuh"
+#include "fusegen/load/stage_scales.mma.cuh"
 #include "fusegen/mainloop/running_sums.mma.cuh"
 #include "fusegen/mainloop/warp_mma.mma.cuh"
 #include "fusegen/sink/plain.cuh"
@@ -39,14 +40,19 @@ struct MmaControl {
 };
 
 // `Multiply` is the instruction, which says how many bits its operands' elements have; `AddUp` how
-// its results are added up.
-template <Gemm kind, class Multiply, class Config, class AddUp = RunningWarpSums>
+// its results are added up; `StageScales` what comes with each stage.
+template <Gemm kind, class Multiply, class Config, class AddUp = RunningWarpSums,
+          class StageScales = NoStageScales>
 struct MmaTileTraits {
   using Mma = Multiply;
   using WarpSums = AddUp;
+  using Scales = StageScales;
+  using Operands = typename Scales::Operands;
   using Source = TileSource<kind, Config>;
   static constexpr int kBits = Mma::kBits;
-  static constexpr int kDepthBytes = Config::tile_k * kBits / 8;  // of a stage
+  static constexpr int kTileRows = Config::tile_m, kTileColumns = Config::tile_n;
+  static constexpr int kDepth = Config::tile_k;            // of a stage, in elements
+  static constexpr int kDepthBytes = kDepth * kBits / 8;
 
   static constexpr int kWarps = Config::warps_m * Config::warps_n;
   static constexpr int kThreads = 32 * kWarps;
@@ -65,7 +71,8 @@ struct MmaTileTraits {
   using B = StageLayout<kind == Gemm::fprop ? StageMajor::K : kSlowK, Config::tile_n,
                         Config::tile_k, kBits>;
   static constexpr int kStages = Config::stages;
-  static constexpr int kStageBytes = A::kBytes + B::kBytes;
+  static constexpr int kScalesAt = A::kBytes + B::kBytes;
+  static constexpr int kStageBytes = kScalesAt + Scales::template kBytes<MmaTileTraits>;
 
   static constexpr int kSlabsAt = kStages * kStageBytes;
   static constexpr int kControlAt = kSlabsAt + kWarps * kSlabBytes;

@@ -40,7 +40,7 @@ struct MmaResult {
 
 // One CTA of a kernel.
 template <Gemm kind, class Element, Store store, class T, class Config, class Visits, class Change>
-__device__ void run_mma_cta(const MmaOperands& in, const MmaResult<Change>& result,
+__device__ void run_mma_cta(const typename T::Operands& in, const MmaResult<Change>& result,
                             const Visits visits, const Shape& shape,
                             const typename T::WarpSums& add_up = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];

@@ -19,6 +19,7 @@ struct MmaOperands {
 template <Gemm kind>
 struct PlainAddresses {
   static constexpr bool kAlongTokens = kind == Gemm::wgrad;
+  static constexpr bool kWholeChunks = true;  // of rows, whatever of them exists
   static constexpr int64_t kBytes = 2;  // of an element
 
   __device__ static const uint8_t* a(const MmaOperands& in, const Tile& tile, const Shape&) {

@@ -14,6 +14,7 @@ namespace fusegen {
 template <Gemm kind>
 struct CodeAddresses {
   static constexpr bool kAlongTokens = kind == Gemm::wgrad;
+  static constexpr bool kWholeChunks = false;
 
   __device__ static const uint8_t* a(const MmaOperands& in, const Tile& tile, const Shape&) {
     const int64_t row = tile.row;

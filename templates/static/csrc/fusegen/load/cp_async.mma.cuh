@@ -8,26 +8,14 @@
 #include "fusegen/gemm/config.mma.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/load/addresses.mma.cuh"
+#include "fusegen/load/async.mma.cuh"
 #include "fusegen/load/stage.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
-// 16 bytes, of which `bytes` are read; the others come as zeros.
-__device__ inline void copy_async(uint32_t to, const uint8_t* from, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(bytes)
-               : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last `Left` groups of this thread's copies have landed.
-template <int Left>
-__device__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
-}
-
 // A thread's part of an operand's tile: the same chunk of every kLineStep-th line.
-template <class Layout, int Threads>
+template <class Layout, int Threads, bool WholeChunks>
 class OperandCopies {
   static constexpr bool kTransposed = Layout::kMajor == StageMajor::MN;
   static constexpr int kCount = Layout::kLines * Layout::kChunks / Threads;
@@ -67,7 +55,7 @@ class OperandCopies {
 
   // Of a chunk with so many elements left. Rows of 16 bits have whole chunks.
   __device__ static uint32_t chunk_bytes(int32_t elements) {
-    if constexpr (Layout::kChunkElements == kRowAlignment) {
+    if constexpr (WholeChunks || Layout::kChunkElements == kRowAlignment) {
       return 16;
     } else {
       return uint32_t(min(elements, Layout::kChunkElements) * Layout::kBits + 7) / 8;
@@ -82,7 +70,7 @@ class OperandCopies {
 template <Gemm kind, class Config, class T>
 class CopyRing {
  public:
-  __device__ CopyRing(const MmaOperands& in, const Shape& shape, uint32_t stages)
+  __device__ CopyRing(const typename T::Operands& in, const Shape& shape, uint32_t stages)
       : in_(in), shape_(shape), stages_(stages) {}
 
   // From here on stages are filled for `tile`.
@@ -92,12 +80,14 @@ class CopyRing {
     const int32_t columns = (kind == Gemm::fprop ? shape_.n : shape_.k) - tile.column;
     a_.start(T::Addresses::a(in_, tile, shape_), in_.pitch_a, tile.rows);
     b_.start(T::Addresses::b(in_, tile, shape_), in_.pitch_b, columns);
+    scales_.start(in_, tile, shape_);
   }
 
   // The next stage of the tile, which must have one.
   __device__ void copy() {
     a_.copy(stages_ + at_, in_.pitch_a, left_);
     b_.copy(stages_ + at_ + T::A::kBytes, in_.pitch_b, left_);
+    scales_.copy(stages_ + at_ + T::kScalesAt, left_);
     left_ -= Config::tile_k;
     at_ = at_ == (T::kStages - 1) * T::kStageBytes ? 0 : at_ + T::kStageBytes;
     commit_copies();
@@ -113,10 +103,13 @@ class CopyRing {
   }
 
  private:
-  const MmaOperands& in_;
+  static constexpr bool kWholeChunks = T::Addresses::kWholeChunks;
+
+  const typename T::Operands& in_;
   const Shape& shape_;
-  OperandCopies<typename T::A, T::kThreads> a_;
-  OperandCopies<typename T::B, T::kThreads> b_;
+  OperandCopies<typename T::A, T::kThreads, kWholeChunks> a_;
+  OperandCopies<typename T::B, T::kThreads, kWholeChunks> b_;
+  typename T::Scales::template Copies<kind, T> scales_;
   int32_t left_ = 0;  // of the contraction
   uint32_t stages_;
   uint32_t at_ = 0;  // the next stage

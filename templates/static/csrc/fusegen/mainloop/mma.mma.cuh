@@ -77,7 +77,7 @@ class MmaMainloop {
 
   // `row` and `column`: the warp's first in the tile.
   __device__ MmaMainloop(uint32_t stages, uint32_t row, uint32_t column, uint32_t lane)
-      : stages_(stages), a_(row, lane), b_(column, lane) {}
+      : stages_(stages), a_(row, lane), b_(column, lane), scales_(row, column, lane) {}
 
   // The contraction of a tile, of whose first kStages - 1 stages copies are under way, and the
   // copies of as many of the tile after it. A warp that `multiplies` nothing takes part in those.
@@ -96,8 +96,12 @@ class MmaMainloop {
   static constexpr int kSteps = T::kDepthBytes / kStepBytes;
   static constexpr int kAhead = T::kStages - 1;
 
+  using Scales = typename T::Scales;
+  using ScaleWords = typename Scales::template Words<T>;
+
   struct Registers {
     uint32_t a[kRowBlocks][4], b[kColumnPairs][4];
+    typename ScaleWords::Registers scales;
   };
 
   template <bool Multiplies, class Sums>
@@ -105,6 +109,7 @@ class MmaMainloop {
                       CopyRing<kind, Config, T>& copies) {
     const int32_t count = (tile.k + Config::tile_k - 1) / Config::tile_k;
     const int32_t own = max(count - kAhead, 0);  // steps that have copies of this tile left
+    scales_.start();
     if (count > 0) enter_stage<Multiplies>();
     int32_t stage = 0;
     for (; stage < own; ++stage) {
@@ -128,6 +133,7 @@ class MmaMainloop {
   __device__ void load(int step) {
     a_.load(registers_[step % 2].a, stages_ + at_, step);
     b_.load(registers_[step % 2].b, stages_ + at_ + T::A::kBytes, step);
+    scales_.load(registers_[step % 2].scales, stages_ + at_ + T::kScalesAt, step);
   }
 
   // One stage, whose first step is in registers; on return that of the next stage is, if any.
@@ -139,6 +145,7 @@ class MmaMainloop {
         if constexpr (Multiplies) load(step + 1);
       } else {
         at_ = at_ == (T::kStages - 1) * T::kStageBytes ? 0 : at_ + T::kStageBytes;
+        scales_.advance();
         if (!MayEnd || goes_on) enter_stage<Multiplies>();
       }
       if (step == 0) copy();
@@ -154,8 +161,9 @@ class MmaMainloop {
 #pragma unroll
       for (int i = 0; i < kColumnPairs * 2; ++i) {
         const int column = row % 2 == 0 ? i : kColumnPairs * 2 - 1 - i;
-        T::Mma::multiply_add(&sums[row][column * 4], in.a[row],
-                             &in.b[column / 2][column % 2 * 2]);
+        Scales::template multiply_add<typename T::Mma>(&sums[row][column * 4], in.a[row],
+                                                       &in.b[column / 2][column % 2 * 2], in.scales, row,
+                                                       column);
       }
     }
   }
@@ -164,6 +172,7 @@ class MmaMainloop {
   uint32_t at_ = 0;  // the stage that is read
   WarpOperand<Operand::A, typename T::A, kRowBlocks> a_;
   WarpOperand<Operand::B, typename T::B, kColumnPairs> b_;
+  ScaleWords scales_;
   Registers registers_[2];
 };
 
