@@ -197,7 +197,7 @@ FAULTS = {
     "barrier": Fault("mainloop/mma.mma.cuh", "__syncthreads();", "", FORWARD.name, ", not "),
     # What a stage has past the contraction's end is what it held before.
     "tail": Fault(
-        "load/cp_async.mma.cuh",
+        "load/async.mma.cuh",
         "uint32_t bytes) {",
         "uint32_t bytes) {\n  if (bytes == 0) return;",
         FORWARD.name,
@@ -312,6 +312,24 @@ def test_faults_are_noticed(name: str, cache: Path) -> None:
     entries = [gemm.entry() for gemm in BROKEN if gemm.name == fault.gemm]
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, headers)
     fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)
+
+
+TWIN = Fault(
+    "mainloop/warp_mma_scaled.mma.cuh",
+    "inline constexpr bool kBlockScaledMma = true;",
+    "inline constexpr bool kBlockScaledMma = false;",
+    "",
+    "",
+)
+"""Not broken: what GPUs without the instruction do in its place."""
+
+
+@pytest.mark.parametrize("gemm", ATOMS, ids=lambda gemm: gemm.name)
+def test_twins(gemm: Gemm, cache: Path) -> None:
+    headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), [TWIN])
+    program = Program("twins", FAMILY_HEADER, [each.entry() for each in ATOMS], headers)
+    done = run(program.build(cache / program.name), gemm.name, [RAGGED, SHORT])
+    assert (done.returncode, done.stdout) == (0, "2 cases\n"), done.stdout + done.stderr
 
 
 def digests(gemms: Sequence[Gemm], name: str, headers: Mapping[str, str], cache: Path) -> set[str]:
