@@ -2,8 +2,9 @@
 
     python tests/gpu/twins.py [OUT]
 
-Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies is decoded
-elements through the MMA of 16 bits.  The bundle is `OUT/sm_90a_twin`, by default in `build/twins`:
+Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies is
+decoded elements through the MMA of 16 bits.  The bundle is `OUT/sm_90a_twin`, by default in
+`build/twins`:
 
     fusegen build build/twins/sm_90a_twin
     FUSEGEN_TEST_BUNDLE=build/twins/sm_90a_twin pytest tests/gpu
