@@ -1,6 +1,6 @@
 """A bundle of GEMMs whose instruction this GPU has not, with twins of it in software.
 
-    python tests/gpu/twins.py [OUT]
+    python tests/gpu/mma_twins.py [OUT]
 
 Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies is
 decoded elements through the MMA of 16 bits.  The bundle is `OUT/sm_90a_twin`, by default in
