@@ -1,0 +1,164 @@
+"""GEMMs with sums in tensor memory: what ``gemm/config.sm100.cuh`` computes and refuses, again.
+
+One warp loads tiles of both operands into a ring of stages, one asks the tensor core for MMAs, and
+four store one accumulator while the other one is added to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic.dataclasses import dataclass as validated
+
+from ..ir.fields import STRICT, Positive
+from ..ir.kernel import GemmKind, Store, Work
+from ..ir.kernel_set import Variant
+from ..ir.quantization import Extent, Scaling
+from .family import Configured, Constants
+from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
+
+ARCH = "sm_100a"
+
+_SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/umma.sm100.cuh
+_ROWS = 128  # lanes of tensor memory
+_COLUMNS = (128, 256)
+_TENSOR_COLUMNS = 512
+_THREADS = 256
+_STORING_WARPS = 4
+_CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/chunk.sm90.cuh
+_CHUNK_BYTES = 2048  # `kChunkBytes`
+_CONTROL_BYTES = 2048  # `kControlBytes`
+_LOADS = (Store.ADD, Store.ADD_IO, Store.BINARY)  # `loads` of gemm/gemm.h
+_LEAST_STAGES = 3
+_NAME = re.compile(r"tcgen05_(\d+)x(\d+)x(\d+)_(\d+)")
+
+
+@validated(frozen=True, slots=True, config=STRICT)
+class Tcgen05Config:
+    """One configuration of a kernel: ``Tcgen05Config`` of ``gemm/config.sm100.cuh``.
+
+    Attributes:
+        tile: M, N and K of the result tile that a step computes, K in elements.
+        sums: accumulators in tensor memory.
+    """
+
+    tile: tuple[Positive, Positive, Positive]
+    sums: Positive
+
+    @property
+    def name(self) -> str:
+        """``tcgen05_128x256x64_2``: everything the configuration says."""
+        return f"tcgen05_{'x'.join(map(str, self.tile))}_{self.sums}"
+
+    @classmethod
+    def parse(cls, name: str) -> Tcgen05Config:
+        """The configuration of a name.
+
+        Raises:
+            ValueError: it is not a configuration's name.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"point {name!r}: expected one like tcgen05_128x256x64_2")
+        m, n, k, sums = map(int, match.groups())
+        return cls((m, n, k), sums)
+
+    @property
+    def work(self) -> Work:
+        """A tile of each CTA; a CTA has an SM."""
+        return Work(*self.tile[:2], sms=1, clusters=1)
+
+    def cpp(self, limits: Mapping[str, int]) -> str:
+        """Arguments of ``Tcgen05Config``, on an architecture of these limits."""
+        numbers = ", ".join(map(str, (*self.tile, self.sums)))
+        bounds = ", ".join(str(limits[name]) for name in (SHARED_MEMORY, REGISTERS))
+        return f"{numbers}, fusegen::Limits<{bounds}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What tiles of a family's operands take of shared memory.
+
+    Attributes:
+        element_bytes: of an element.
+    """
+
+    element_bytes: int
+
+    @property
+    def configured(self) -> Configured[Tcgen05Config]:
+        """What a family of such operands knows of its configurations."""
+        limits = (SHARED_MEMORY, REGISTERS)
+        return Configured(Tcgen05Config, limits, self.problems, self.constants)
+
+    def shared_memory(
+        self, config: Tcgen05Config, store: Store, limits: Mapping[str, int]
+    ) -> tuple[int, int, int]:
+        """Stages of operands, buffers of results per warp that stores, and bytes of all."""
+        rows, columns, k = config.tile
+        stage = (rows + columns) * k * self.element_bytes
+        buffer = _STORING_WARPS * _CHUNK_BYTES
+        left = limits[SHARED_MEMORY] - _CONTROL_BYTES
+        stages = (left - (4 if store in _LOADS else 2) * buffer) // stage
+        chunks = 2 * columns // _CHUNK_COLUMNS
+        buffers = min((left - stages * stage) // buffer, chunks)
+        return stages, buffers, stages * stage + buffers * buffer + _CONTROL_BYTES
+
+    def constants(
+        self, config: Tcgen05Config, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+    ) -> Constants:
+        """What ``agrees`` and ``agrees_fp8`` of ``gemm/config.sm100.cuh`` compare.
+
+        Of scale blocks, 0 stands for a whole dimension.
+        """
+        stages, buffers, shared_bytes = self.shared_memory(config, variant.store, limits)
+        common = (
+            *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
+            ("sums", config.sums),
+            ("element_bytes", self.element_bytes),
+            ("stages", stages),
+            ("store_buffers", buffers),
+            (SHARED_BYTES, shared_bytes),
+            ("tensor_columns", _tensor_columns(config)),
+            ("threads", _THREADS),
+        )
+        blocks = (
+            (f"scale_{name}_{operand}", 0 if extent is Extent.ALL else extent)
+            for operand, word in zip("ab", variant.scalings, strict=False)
+            for name, extent in zip(("rows", "columns"), _extents(word), strict=True)
+        )
+        return (*common, *blocks)
+
+    def problems(
+        self, config: Tcgen05Config, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+    ) -> Iterator[str]:
+        """What device code refuses to compile, and what is more than an SM has."""
+        rows, columns, k = config.tile
+        if k * self.element_bytes != _SWIZZLE_BYTES:
+            elements = _SWIZZLE_BYTES // self.element_bytes
+            yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
+        if rows != _ROWS:
+            yield f"expected {_ROWS} rows, one for each lane of tensor memory"
+        if columns not in _COLUMNS:
+            yield f"expected {' or '.join(map(str, _COLUMNS))} columns"
+        if config.sums not in (1, 2):
+            yield "expected 1 or 2 sums"
+        elif _tensor_columns(config) > _TENSOR_COLUMNS:
+            yield f"more than {_TENSOR_COLUMNS} columns of tensor memory"
+        stages, *_ = self.shared_memory(config, variant.store, limits)
+        if stages < _LEAST_STAGES:
+            yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
+
+
+def _tensor_columns(config: Tcgen05Config) -> int:
+    """Of tensor memory."""
+    return config.sums * config.tile[1]
+
+
+def _extents(word: str) -> tuple[int | Extent, int | Extent]:
+    """Rows and columns that share a scale of that name."""
+    scaling = Scaling.parse(word)
+    assert scaling, word
+    return scaling.extents
