@@ -32,7 +32,7 @@ _CHUNK_BYTES = 2048  # `kChunkBytes`
 _CONTROL_BYTES = 2048  # `kControlBytes`
 _LOADS = (Store.ADD, Store.ADD_IO, Store.BINARY)  # `loads` of gemm/gemm.h
 _LEAST_STAGES = 3
-_NAME = re.compile(r"tcgen05_(\d+)x(\d+)x(\d+)_(\d+)")
+_NAME = re.compile(r"umma_(\d+)x(\d+)x(\d+)_(\d+)")
 
 
 @validated(frozen=True, slots=True, config=STRICT)
@@ -49,8 +49,8 @@ class Tcgen05Config:
 
     @property
     def name(self) -> str:
-        """``tcgen05_128x256x64_2``: everything the configuration says."""
-        return f"tcgen05_{'x'.join(map(str, self.tile))}_{self.sums}"
+        """``umma_128x256x64_2``: everything the configuration says."""
+        return f"umma_{'x'.join(map(str, self.tile))}_{self.sums}"
 
     @classmethod
     def parse(cls, name: str) -> Tcgen05Config:
@@ -61,7 +61,7 @@ class Tcgen05Config:
         """
         match = _NAME.fullmatch(name)
         if match is None:
-            raise ValueError(f"point {name!r}: expected one like tcgen05_128x256x64_2")
+            raise ValueError(f"point {name!r}: expected one like umma_128x256x64_2")
         m, n, k, sums = map(int, match.groups())
         return cls((m, n, k), sums)
 
