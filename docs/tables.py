@@ -64,15 +64,16 @@ HOPPER = (
 """What is Hopper's alone, besides the lines of its families in their registry."""
 MMA_SYNC = (
     "specs/archs/sm_80.yaml",
+    "specs/archs/sm_89.yaml",
     "generator/fusegen/families/mma_sync.py",
     "generator/fusegen/families/*_mma.py",
     "templates/csrc/*_mma.*",
     "templates/static/csrc/fusegen/*/*.mma.cuh",
 )
-"""The same of Ampere; later architectures can run it, too."""
+"""The same of Ampere and Ada; later architectures can run it, too."""
 OWN = {
     "an architecture with an MMA of its own: what Hopper has of its own": HOPPER,
-    "the same: what Ampere has of its own": MMA_SYNC,
+    "the same: what Ampere and Ada have of their own": MMA_SYNC,
 }
 
 

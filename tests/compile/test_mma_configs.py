@@ -14,7 +14,7 @@ import pytest
 
 from fusegen.build.toolchain import find_toolchain
 from fusegen.families.limits import hardware_limits
-from fusegen.families.mma_sync import MmaConfig, problems
+from fusegen.families.mma_sync import MmaConfig, Operands
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.kernel_set import Variant
 from fusegen.publish.paths import builtin_templates
@@ -51,7 +51,7 @@ def compiled(configs: Sequence[MmaConfig], folder: Path) -> subprocess.Completed
 
 
 def refusals(config: MmaConfig) -> list[str]:
-    return list(problems(config, GemmKind.WGRAD, PLAIN, LIMITS))
+    return list(Operands(element_bits=16).problems(config, GemmKind.WGRAD, PLAIN, LIMITS))
 
 
 def accepted() -> list[MmaConfig]:

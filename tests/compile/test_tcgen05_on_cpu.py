@@ -19,7 +19,7 @@ from fusegen.families.limits import hardware_limits
 from fusegen.publish.paths import builtin_specs
 
 FAMILY_HEADER = "tensor_memory.h"
-FIRST_HEADERS = ("gemm/gemm_fp8.sm100.cuh",)
+FIRST_HEADERS = ("gemm/gemm_fp8.sm100.cuh", "gemm/gemm_scaled.sm100.cuh")
 ATOMS = "mainloop/tcgen05.sm100.cuh"
 TWIN = (
     Path(__file__).parents[1]
@@ -37,7 +37,7 @@ class Gemm:
     store: str = "io"
     decoded: str = ""
     codes: str = ""
-    """Formats and scaling of FP8 operands."""
+    """Formats of quantised operands, and their scaling; `nv` is one word of both."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,13 @@ class Gemm:
         config = f"Tcgen05Config<{self.config}, {LIMITS}>"
         arguments = [f"Gemm::{self.kind}", f"Store::{self.store}", config]
         function = "run_tcgen05"
-        if self.codes:
+        if self.codes == "nv":
+            function = "run_nv_tcgen05"
+        elif self.codes.endswith(" mx"):
+            a, b, _ = self.codes.split()
+            function = "run_mx_tcgen05"
+            arguments[2:2] = [f"__nv_fp8_{a}", f"__nv_fp8_{b}"]
+        elif self.codes:
             a, b, scaling = self.codes.split()
             function = "run_fp8_tcgen05"
             arguments[2:2] = [f"__nv_fp8_{a}", f"__nv_fp8_{b}", f"Fp8Scaling::{scaling}"]
@@ -68,6 +74,9 @@ SQUARE = "128, 128, 64, 2"
 WIDE_CODES = "128, 256, 128, 2"
 SQUARE_CODES = "128, 128, 128, 2"
 ALONE = "128, 256, 64, 1"
+WIDE_MX = "128, 256, 128, 1"
+WIDE_NV = "128, 256, 256, 1"
+SQUARE_NV = "128, 128, 256, 2"
 GEMMS = (
     Gemm("fprop", SQUARE),
     Gemm("dgrad", SQUARE),
@@ -91,6 +100,14 @@ GEMMS = (
     Gemm("wgrad", WIDE_CODES, "fp32", codes="e5m2 e4m3 tensor"),
     Gemm("wgrad", SQUARE_CODES, "add", codes="e4m3 e4m3 row"),
     Gemm("fprop", SQUARE_CODES, "binary", codes="e4m3 e5m2 row"),
+    Gemm("fprop", WIDE_MX, codes="e4m3 e4m3 mx"),
+    Gemm("dgrad", SQUARE_CODES, codes="e5m2 e4m3 mx"),
+    Gemm("wgrad", WIDE_MX, "fp32", codes="e4m3 e4m3 mx"),
+    Gemm("wgrad", SQUARE_CODES, "add", codes="e5m2 e4m3 mx"),
+    Gemm("fprop", WIDE_NV, "scaled_bias", codes="nv"),
+    Gemm("dgrad", SQUARE_NV, codes="nv"),
+    Gemm("wgrad", WIDE_NV, codes="nv"),
+    Gemm("wgrad", SQUARE_NV, "fp32", codes="nv"),
 )
 FORWARD, BACKWARD, ALONG = GEMMS[:3]
 # Tiles of long groups are added by TMA, of short ones by warps.

@@ -1,7 +1,5 @@
-// A GEMM of FP8 codes and their scales, stored as gemm/gemm_fp8.h says.
+// GEMMs of FP8 operands: their codes and scales, in the layouts that gemm_fp8.h describes.
 #pragma once
-
-#include <cuda_fp8.h>
 
 #include "problems.h"
 
@@ -9,6 +7,7 @@
 
 namespace sim {
 
+using fusegen::Accumulation;
 using fusegen::Fp8GemmArguments;
 using fusegen::Fp8Scaling;
 

@@ -2,13 +2,12 @@
 #pragma once
 
 #include "codes.h"
+#include "problems.h"
 
 #include "fusegen/gemm/gemm_decoded.sm90.cuh"
 #include "fusegen/gemm/launch_fp8.sm90.cuh"
 
 namespace sim {
-
-using fusegen::Accumulation;
 
 template <Gemm kind, Store store, class Config>
 void run_hopper(const Case& in) {

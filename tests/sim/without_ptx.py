@@ -16,6 +16,12 @@ class Replacement:
     code: str
 
 
+def _multiply(a: str, b: str) -> Replacement:
+    """An MMA of a warp, by the formats of its operands."""
+    a_in_sim, b_in_sim = (f"sim::Format::{each}" for each in (a, b))
+    return Replacement(f"f32.{a}.{b}.f32", f"sim::multiply_add<{a_in_sim}, {b_in_sim}>(d, a, b);")
+
+
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "sink/chunk.sm90.cuh": (
         Replacement(
@@ -36,6 +42,9 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
+    "load/scale_atoms.sm90.cuh": (
+        Replacement("cp.async.bulk", "sim::load_bytes(to, from, kAtomBytes, &barrier);"),
+    ),
     "mainloop/promotion.sm90.cuh": (
         Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
     ),
@@ -47,8 +56,13 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "mainloop/mma.mma.cuh": (
         Replacement("m8n8.x4.trans", "sim::load_four_matrices<true>(address, out);"),
         Replacement("m8n8.x4.shared", "sim::load_four_matrices<false>(address, out);"),
-        Replacement("f32.bf16.bf16.f32", "sim::multiply_add<Element>(d, a, b);"),
-        Replacement("f32.f16.f16.f32", "sim::multiply_add<Element>(d, a, b);"),
+    ),
+    "mainloop/warp_mma.mma.cuh": (
+        _multiply("bf16", "bf16"),
+        _multiply("f16", "f16"),
+    ),
+    "mainloop/warp_mma_fp8.mma.cuh": tuple(
+        _multiply(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")
     ),
 }
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"

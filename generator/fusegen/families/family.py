@@ -22,6 +22,9 @@ from ..steps.launch import Launch
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
 
+ATOMS = "atoms"
+"""Trait of a variant that writes or reads scales in atoms of 128 rows by 4 blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -97,12 +100,14 @@ class LayoutNeeds:
     Attributes:
         token_alignments: starts of groups in transposed copies.
         token_major: names of scalings whose scales of tokens are read in token-major order only.
+        scale_atoms: names of scalings whose scales are read in atoms only.
         transposed: whether columnwise copies are.
         pitch: bytes that rows are padded to.
     """
 
     token_alignments: tuple[int, ...]
     token_major: tuple[str, ...] = ()
+    scale_atoms: tuple[str, ...] = ()
     transposed: bool = True
     pitch: int = 16
 
@@ -131,6 +136,13 @@ class LayoutNeeds:
                 "token_major",
                 f"{template} reads scales of {along[0]} by token; say token_major: true",
             )
+        atoms = [scaling for scaling in scalings if scaling in self.scale_atoms]
+        for scaling in atoms:
+            if scaling not in layout.scale_atoms:
+                yield (
+                    "scale_atoms",
+                    f"{template} reads scales of {scaling} in atoms; list it in scale_atoms",
+                )
 
 
 Constants = tuple[tuple[str, int], ...]
@@ -295,8 +307,12 @@ class Family:
             return f"needs compute capability {needed}, this is {got}"
         return ""
 
-    def accepts(self, demand: Demand) -> str | None:
+    def accepts(self, demand: Demand, layout: LayoutSpec | None = None) -> str | None:
         """What there is no device code for, such as ``fprop of tensor of input and row of weight``.
+
+        Args:
+            demand: of a step.
+            layout: of the copies that it reads or writes; None where that does not matter.
 
         Returns:
             None where there is code for all of it.
@@ -306,7 +322,8 @@ class Family:
         if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
-            return self._accepts_gemm(demand.kind, variant)
+            stored = self._misplaced(demand.kind, variant, layout) if layout else None
+            return self._accepts_gemm(demand.kind, variant) or stored
         if demand.history > self.most_history:
             return (
                 f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
@@ -329,6 +346,16 @@ class Family:
             return f"{kind.value} of {variant.scalings[0]} in {'_'.join(variant.traits)} sums"
         return None
 
+    def _misplaced(self, kind: GemmKind, variant: Variant, layout: LayoutSpec) -> str | None:
+        """Scales of atoms are in atoms, and no others are."""
+        wanted = self.layout.scale_atoms if self.layout else ()
+        for word in variant.scalings:
+            if (word in wanted) != (word in layout.scale_atoms):
+                order = "atoms, which not all scales of the recipe are in"
+                words = f"in {order}" if word in wanted else "in logical order"
+                return f"{kind.value} of {word}: {self.name} reads scales {words}"
+        return None
+
     def enumerator(self, word: str) -> str:
         """C++ name of a scaling or an accumulation."""
         return self.enumerators.get(word, word)
@@ -341,10 +368,25 @@ def _scale_block(variant: Variant) -> dict[str, int]:
     """
     if not variant.scalings:
         return {"scale_rows": 0, "scale_columns": 0}
-    scaling = Scaling.parse(variant.scalings[0])
-    assert scaling is not None, variant.scalings
-    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    rows, columns = _extents(variant.scalings[0])
     return {"scale_rows": rows, "scale_columns": columns}
+
+
+def operand_blocks(variant: Variant) -> Constants:
+    """Rows and columns that share a scale in each operand of a GEMM; 0 is all of them."""
+    return tuple(
+        (f"scale_{name}_{operand}", extent)
+        for operand, word in zip("ab", variant.scalings, strict=True)
+        for name, extent in zip(("rows", "columns"), _extents(word), strict=True)
+    )
+
+
+def _extents(word: str) -> tuple[int, int]:
+    """Of a scaling's blocks; 0 is a whole dimension."""
+    scaling = Scaling.parse(word)
+    assert scaling is not None, word
+    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    return rows, columns
 
 
 def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:

@@ -19,5 +19,5 @@ GEMM_DECODED_TCGEN05 = Family(
     ends=tuple(EndScale),
     arch=ARCH,
     row_alignment=8,
-    configured=Operands(element_bytes=2).configured,
+    configured=Operands(element_bits=16).configured,
 )

@@ -24,6 +24,6 @@ GEMM_FP8_TCGEN05 = Family(
     arch=ARCH,
     row_alignment=8,
     layout=LayoutNeeds(token_alignments=(32,)),
-    configured=Operands(element_bytes=1).configured,
+    configured=Operands(element_bits=8).configured,
     enumerators={Accumulation.SPLIT_128.value: "split"},
 )

@@ -16,5 +16,5 @@ GEMM_TCGEN05 = Family(
     stores=tuple(Store),
     arch=ARCH,
     row_alignment=8,
-    configured=Operands(element_bytes=2).configured,
+    configured=Operands(element_bits=16).configured,
 )

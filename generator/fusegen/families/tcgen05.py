@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, Store, Work
+from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Store, Work
 from ..ir.kernel_set import Variant
-from ..ir.quantization import Extent, Scaling
-from .family import Configured, Constants
+from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 
 ARCH = "sm_100a"
@@ -24,7 +23,8 @@ ARCH = "sm_100a"
 _SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/umma.sm100.cuh
 _ROWS = 128  # lanes of tensor memory
 _COLUMNS = (128, 256)
-_TENSOR_COLUMNS = 512
+_TENSOR_COLUMNS = (128, 256, 512)  # that can be allocated
+_ATOM_COLUMNS = 4  # `kAtomColumns`: of tensor memory
 _THREADS = 256
 _STORING_WARPS = 4
 _CHUNK_COLUMNS = 64  # `kChunkColumns` of sink/chunk.sm90.cuh
@@ -79,13 +79,15 @@ class Tcgen05Config:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What tiles of a family's operands take of shared memory.
+    """What tiles of a family's operands take of shared memory and tensor memory.
 
     Attributes:
-        element_bytes: of an element.
+        element_bits: of an element.
+        scale_block: elements of a scale that comes with them, in atoms; 0 where none does.
     """
 
-    element_bytes: int
+    element_bits: int
+    scale_block: int = 0
 
     @property
     def configured(self) -> Configured[Tcgen05Config]:
@@ -98,46 +100,57 @@ class Operands:
     ) -> tuple[int, int, int]:
         """Stages of operands, buffers of results per warp that stores, and bytes of all."""
         rows, columns, k = config.tile
-        stage = (rows + columns) * k * self.element_bytes
+        stage = (rows + columns) * k * self.element_bits // 8
+        scales = self._atoms(config) * ATOM_ROWS * ATOM_BLOCKS
         buffer = _STORING_WARPS * _CHUNK_BYTES
         left = limits[SHARED_MEMORY] - _CONTROL_BYTES
-        stages = (left - (4 if store in _LOADS else 2) * buffer) // stage
+        stages = (left - (4 if store in _LOADS else 2) * buffer) // (stage + scales)
+        tiles = stages * stage + -(-stages * scales // 1024) * 1024
         chunks = 2 * columns // _CHUNK_COLUMNS
-        buffers = min((left - stages * stage) // buffer, chunks)
-        return stages, buffers, stages * stage + buffers * buffer + _CONTROL_BYTES
+        buffers = min((left - tiles) // buffer, chunks)
+        return stages, buffers, tiles + buffers * buffer + _CONTROL_BYTES
+
+    def _atoms(self, config: Tcgen05Config) -> int:
+        """Of scales of both operands, that come with a stage."""
+        rows, columns, k = config.tile
+        if not self.scale_block:
+            return 0
+        return k // (ATOM_BLOCKS * self.scale_block) * (rows + columns) // ATOM_ROWS
+
+    def tensor_columns(self, config: Tcgen05Config) -> int:
+        """Of tensor memory that accumulators and the scales of a stage take."""
+        return config.sums * config.tile[1] + self._atoms(config) * _ATOM_COLUMNS
 
     def constants(
         self, config: Tcgen05Config, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Constants:
-        """What ``agrees`` and ``agrees_fp8`` of ``gemm/config.sm100.cuh`` compare.
-
-        Of scale blocks, 0 stands for a whole dimension.
-        """
+        """What ``agrees`` and those that build on it compare: ``gemm/config.sm100.cuh``."""
         stages, buffers, shared_bytes = self.shared_memory(config, variant.store, limits)
+        needed = self.tensor_columns(config)
+        allocated = next((each for each in _TENSOR_COLUMNS if each >= needed), needed)
         common = (
             *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
             ("sums", config.sums),
-            ("element_bytes", self.element_bytes),
+            ("element_bits", self.element_bits),
             ("stages", stages),
             ("store_buffers", buffers),
             (SHARED_BYTES, shared_bytes),
-            ("tensor_columns", _tensor_columns(config)),
+            ("tensor_columns", allocated),
             ("threads", _THREADS),
         )
-        blocks = (
-            (f"scale_{name}_{operand}", 0 if extent is Extent.ALL else extent)
-            for operand, word in zip("ab", variant.scalings, strict=False)
-            for name, extent in zip(("rows", "columns"), _extents(word), strict=True)
-        )
-        return (*common, *blocks)
+        if self.scale_block:
+            return (*common, ("scale_block", self.scale_block), ("atom_rows", ATOM_ROWS))
+        if variant.scalings:
+            return (*common, ("promotion_interval", 0), *operand_blocks(variant))
+        return common
 
     def problems(
         self, config: Tcgen05Config, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
         rows, columns, k = config.tile
-        if k * self.element_bytes != _SWIZZLE_BYTES:
-            elements = _SWIZZLE_BYTES // self.element_bytes
+        if k * self.element_bits != 8 * _SWIZZLE_BYTES:
+            elements = 8 * _SWIZZLE_BYTES // self.element_bits
             yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
         if rows != _ROWS:
             yield f"expected {_ROWS} rows, one for each lane of tensor memory"
@@ -145,20 +158,9 @@ class Operands:
             yield f"expected {' or '.join(map(str, _COLUMNS))} columns"
         if config.sums not in (1, 2):
             yield "expected 1 or 2 sums"
-        elif _tensor_columns(config) > _TENSOR_COLUMNS:
-            yield f"more than {_TENSOR_COLUMNS} columns of tensor memory"
+        elif self.tensor_columns(config) > _TENSOR_COLUMNS[-1]:
+            scales = " and scales" if self.scale_block else ""
+            yield f"sums{scales} take more than {_TENSOR_COLUMNS[-1]} columns of tensor memory"
         stages, *_ = self.shared_memory(config, variant.store, limits)
         if stages < _LEAST_STAGES:
             yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
-
-
-def _tensor_columns(config: Tcgen05Config) -> int:
-    """Of tensor memory."""
-    return config.sums * config.tile[1]
-
-
-def _extents(word: str) -> tuple[int | Extent, int | Extent]:
-    """Rows and columns that share a scale of that name."""
-    scaling = Scaling.parse(word)
-    assert scaling, word
-    return scaling.extents

@@ -5,19 +5,18 @@
 
 #include <atomic>
 #include <cstdint>
-#include <type_traits>
 
+#include "fusegen/gemm/arguments_fp8.cuh"
+#include "fusegen/gemm/config_fp8.cuh"
 #include "fusegen/gemm/gemm.sm100.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
 #include "fusegen/gemm/operands_fp8.sm90.cuh"
-#include "fusegen/visit/scales.cuh"
 
 namespace fusegen {
 
 // What a kernel is told of its scales.
 template <Gemm kind, Fp8Scaling scaling>
-using Tcgen05Scales =
-    std::conditional_t<scaling == Fp8Scaling::row, RowAndColumnScales<kind>, TensorScales>;
+using Tcgen05Scales = Fp8Scales<kind, scaling, void>;
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class A, class B, class Element, Fp8Scaling scaling, class Config,
@@ -50,11 +49,7 @@ static Status launch_fp8_tcgen05_gemm(const Fp8GemmArguments& in, Stream& stream
   Status status = encode_fp8_operands<kind, Result, T>(in, &a, &b, &d);
   if (!status.ok()) return status;
   Tcgen05Scales<kind, scaling> scales;
-  if constexpr (scaling == Fp8Scaling::tensor) {
-    scales = {in.scale_a, in.scale_b, in.scale_a_per_group, in.scale_b_per_group};
-  } else {
-    scales = {in.scale_a, in.scale_b, int32_t(gemm.n)};
-  }
+  set_scales<kind>(in, &scales);
   Epilogue<Change, store> epilogue{change};
   status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
   if (!status.ok()) return status;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "fusegen/gemm/arguments_fp8.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
 #include "fusegen/gemm/gemm_fp8.sm90.cuh"
 #include "fusegen/gemm/operands_fp8.sm90.cuh"
@@ -26,10 +27,8 @@ inline Status encode_scales(CUtensorMap* map, const float* base, int64_t block_c
 template <Gemm kind, Fp8Scaling scaling, class Config>
 Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
   const GemmArguments& g = in.gemm;
-  if constexpr (scaling == Fp8Scaling::tensor) {
-    *out = {in.scale_a, in.scale_b, in.scale_a_per_group, in.scale_b_per_group};
-  } else if constexpr (scaling == Fp8Scaling::row) {
-    *out = {in.scale_a, in.scale_b, int32_t(g.n)};
+  if constexpr (scaling != Fp8Scaling::block) {
+    set_scales<kind>(in, out);
   } else if constexpr (kind == Gemm::wgrad) {
     const int64_t count = stored_scale_blocks(g);
     Status status = encode_scales(&out->a, in.scale_a, count, g.n, Config::tile_m);

@@ -1,8 +1,7 @@
-// Host side of GEMMs of FP8 codes by TMA: what their arguments must hold, and descriptors.
+// Host side of GEMMs of codes by TMA: descriptors of operands and results.
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
@@ -30,47 +29,38 @@ inline Status encode_code_matrices(CUtensorMap* map, const void* base, int64_t c
       {kScaleBlock, cuuint32_t(box_rows), 1});
 }
 
+// Bytes of a row of each operand in memory, and from one row to the next.
+struct CodeRows {
+  int64_t bytes_a, pitch_a;
+  int64_t bytes_b, pitch_b;
+};
+
+// `T` are a kernel's traits.
 template <Gemm kind, class Result, class T>
-Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorMap* b,
-                           CUtensorMap* d) {
-  const GemmArguments& g = in.gemm;
+Status encode_code_operands(const GemmArguments& g, const CodeRows& rows, CUtensorMap* a,
+                            CUtensorMap* b, CUtensorMap* d) {
+  const int64_t columns = columns_of<kind>(g);
+  const int64_t rows_a = kind == Gemm::wgrad ? g.n : g.tokens;
+  Status status = encode_codes(a, g.a, rows_a, rows.bytes_a, rows.pitch_a, T::kBoxRowsA);
+  if (!status.ok()) return status;
   if constexpr (kind == Gemm::wgrad) {
-    const int64_t k = stored_tokens(g);
-    Status status = encode_codes(a, g.a, g.n, k, in.pitch_a, T::kBoxRowsA);
-    if (status.ok()) status = encode_codes(b, g.b, g.k, k, in.pitch_b, T::kBoxWidthB);
+    status = encode_codes(b, g.b, columns, rows.bytes_b, rows.pitch_b, T::kBoxWidthB);
     if (!status.ok()) return status;
-    return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows,
-                                   kStoreColumns<Result>);
+    return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows, kStoreColumns<Result>);
   } else {
-    const int64_t columns = kind == Gemm::fprop ? g.n : g.k;
-    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
-    Status status = encode_codes(a, g.a, g.tokens, k, in.pitch_a, T::kBoxRowsA);
-    if (status.ok()) {
-      status =
-          encode_code_matrices(b, g.b, g.groups, columns, k, in.pitch_b, T::kBoxWidthB);
-    }
+    status = encode_code_matrices(b, g.b, g.groups, columns, rows.bytes_b, rows.pitch_b,
+                                  T::kBoxWidthB);
     if (!status.ok()) return status;
     return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
   }
 }
 
-template <Gemm kind>
-Status check_fp8_arguments(const Fp8GemmArguments& in) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+template <Gemm kind, class Result, class T>
+Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorMap* b,
+                           CUtensorMap* d) {
   const GemmArguments& g = in.gemm;
-  if (Status status = check_arguments(g); !status.ok()) return status;
-  const int64_t k = kind == Gemm::fprop   ? g.k
-                        : kind == Gemm::dgrad ? g.n
-                                              : stored_tokens(g);
-  if (in.pitch_a < k || in.pitch_a % kPitch != 0) {
-    return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
-  }
-  if (in.pitch_b < k || in.pitch_b % kPitch != 0) {
-    return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
-  }
-  const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
-  if (g.tokens > 0 && !has_scales) return {kInvalid, "scale_a and scale_b"};
-  return {};
+  const int64_t k = kind == Gemm::wgrad ? stored_tokens(g) : kind == Gemm::fprop ? g.k : g.n;
+  return encode_code_operands<kind, Result, T>(g, {k, in.pitch_a, k, in.pitch_b}, a, b, d);
 }
 
 }  // namespace fusegen

@@ -15,8 +15,9 @@
 
 namespace fusegen::tcgen05 {
 
-// Kinds of MMAs: of 16-bit elements, and of FP8 codes.
-enum class Kind { f16, f8f6f4 };
+// Kinds of MMAs: of 16-bit elements, of FP8 codes, and of FP8 and E2M1 codes with scales in tensor
+// memory, one of each row's 32 elements, or four of 16.
+enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
 
 // `Columns` of all lanes, a power of two from 32 on; their address goes to shared memory.
 template <int Columns>
@@ -62,7 +63,36 @@ __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instructio
   }
 }
 
-// Arrives at a barrier once all MMAs that the warp has asked for are done.
+// The same of scaled kinds; `scale_a` and `scale_b` are addresses of scales.
+template <Kind kind>
+__device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool add,
+                         uint32_t scale_a, uint32_t scale_b) {
+  if (threadIdx.x % 32 != 0) return;
+  if constexpr (kind == Kind::mxf8f6f4) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %4, 0;\n"
+        "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%5], [%6],"
+        " add;\n}\n" ::"r"(d),
+        "l"(a), "l"(b), "r"(instruction), "r"(uint32_t(add)), "r"(scale_a), "r"(scale_b)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %4, 0;\n"
+        "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%5], [%6],"
+        " add;\n}\n" ::"r"(d),
+        "l"(a), "l"(b), "r"(instruction), "r"(uint32_t(add)), "r"(scale_a), "r"(scale_b)
+        : "memory");
+  }
+}
+
+// An atom of scales (quantize/scale_atoms.cuh) into 4 columns: rows r, 32 + r, 64 + r and 96 + r lie
+// in lane r, and again in each further 32 lanes. What is asked for later finds it there.
+__device__ inline void copy_atom(uint32_t to, uint64_t from) {
+  if (threadIdx.x % 32 != 0) return;
+  asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Arrives at a barrier once all MMAs and copies that the warp has asked for are done.
 __device__ inline void commit(const Barrier& barrier) {
   if (threadIdx.x % 32 != 0) return;
   asm volatile(

@@ -328,6 +328,9 @@ FUSEGEN_INLINE float e8m0_inverse(uint32_t e) {
   return float_of(e < 254 ? (254u - e) << 23 : 0x800000u >> (e - 253));
 }
 
+// The code of 1 / factor, of a power of two that is a normal number.
+FUSEGEN_INLINE uint32_t e8m0_of_inverse(float factor) { return 254u - (bits_of(factor) >> 23); }
+
 FUSEGEN_INLINE float e8m0_value(uint32_t e) {
   if (e == 0xFF) return float_of(kInfinityBits | 1u << 22);
   return float_of(e == 0 ? 0x400000u : e << 23);
