@@ -120,21 +120,38 @@ def further_bundles() -> list[Path]:
     import evidence
     import written
 
-    archs = [folder.name for folder in bundles.compiled_bundles()]
+    whole = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
+    archs = [folder.name for folder in whole]
     evidence.generate(archs)
     written.generate(archs)
     return bundles.further_bundles()
 
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
-    """What the files of one bundle and the ledger say."""
+    """What the files of one bundle, those of its twin and the ledger say."""
+    twin = bundles.BUILD / bundles.TWIN / folder.name
     return matrix.BundleFacts(
         arch=folder.name,
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
         owners=matrix.read_owners((folder / "fusegen.lock").read_text("utf-8")),
         hashes=hash_units(folder),
         entries=entries.get(bundles.key_of(folder), {}),
+        digests=_digests_of(folder / bundles.MANIFEST),
+        twin=facts_of(twin, entries) if twin.is_dir() and twin != folder else None,
+        compiled=_all_compiled(folder.name),
     )
+
+
+def _digests_of(manifest: Path) -> tuple[matrix.Cell, ...]:
+    return tuple(matrix.read_manifest(manifest.read_text("utf-8"))) if manifest.is_file() else ()
+
+
+def _all_compiled(arch: str) -> bool:
+    """Whether every cell of an architecture is on record as compiled."""
+    if not bundles.RECORD.is_file():
+        return False
+    found = json.loads(bundles.RECORD.read_text("utf-8")).get(arch, {})
+    return bool(found.get("complete"))
 
 
 def choices_of(entries: Entries) -> list[choices.Choices]:

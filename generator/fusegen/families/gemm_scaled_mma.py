@@ -11,7 +11,7 @@ from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
-from .mma_sync import Operands
+from .mma_sync import Operands, contract_by
 from .scalings import (
     FP8,
     GROUPS_START,
@@ -49,6 +49,7 @@ GEMM_MX_MMA = Family(
     layout=_layout(_OF_MX),
     configured=Operands(element_bits=8, scale_block=32).configured,
     enumerators={Accumulation.FP32.value: "fast", Accumulation.SPLIT_128.value: "split"},
+    contracts=(contract_by(r"QMMA\.SF\.16832\.F32"),),
 )
 
 GEMM_NV_MMA = Family(
@@ -63,4 +64,5 @@ GEMM_NV_MMA = Family(
     layout=_layout(_OF_NV),
     configured=Operands(element_bits=4, scale_block=16).configured,
     enumerators={Accumulation.FP32.value: "fast"},
+    contracts=(contract_by(r"OMMA\.SF\.16864\.F32"),),
 )
