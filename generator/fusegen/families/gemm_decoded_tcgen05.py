@@ -7,7 +7,7 @@ from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .tcgen05 import ARCH, Operands
+from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_DECODED_TCGEN05 = Family(
     "gemm_decoded_tcgen05",
@@ -20,4 +20,5 @@ GEMM_DECODED_TCGEN05 = Family(
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
+    contracts=contracts_of("UTCHMMA"),
 )

@@ -8,7 +8,7 @@ from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
 from .scalings import FP8, ROW, TENSOR
-from .tcgen05 import ARCH, Operands
+from .tcgen05 import ARCH, Operands, contracts_of
 
 # The tensor core's own sums have about 25 bits: what is split elsewhere needs no other code.
 _ANY = (Accumulation.FAST, Accumulation.SPLIT_128)
@@ -26,4 +26,5 @@ GEMM_FP8_TCGEN05 = Family(
     layout=LayoutNeeds(token_alignments=(32,)),
     configured=Operands(element_bits=8).configured,
     enumerators={Accumulation.SPLIT_128.value: "split"},
+    contracts=contracts_of("UTCQMMA"),
 )

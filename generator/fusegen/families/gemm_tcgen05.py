@@ -6,7 +6,7 @@ from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .tcgen05 import ARCH, Operands
+from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_TCGEN05 = Family(
     "gemm_tcgen05",
@@ -17,4 +17,5 @@ GEMM_TCGEN05 = Family(
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
+    contracts=contracts_of("UTCHMMA"),
 )

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Store, Work
 from ..ir.kernel_set import Variant
+from .contract import Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 
@@ -164,3 +165,19 @@ class Operands:
         stages, *_ = self.shared_memory(config, variant.store, limits)
         if stages < _LEAST_STAGES:
             yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
+
+
+def contracts_of(multiply: str, *more: str) -> tuple[Contract, ...]:
+    """Of families that multiply by one instruction in tensor memory, and load and store by TMA.
+
+    Args:
+        multiply: the instruction.
+        more: others that each kernel has.
+    """
+    opcodes = (multiply, "LDTM", "UTMALDG", "UTMASTG", *more)
+    every = ("UTCHMMA", "UTCQMMA", "UTCOMMA", "HGMMA", "QGMMA", "HMMA", "QMMA", "OMMA")
+    without = tuple(each for each in every if each != multiply)
+    return (
+        Contract(r"(^|_)add(_io)?$", opcodes=(*opcodes, "UTMAREDG"), without=without),
+        Contract(opcodes=opcodes, without=(*without, "UTMAREDG")),
+    )
