@@ -49,7 +49,8 @@ def text_of(points: Sequence[Point]) -> str:
     for index, ((operands, config), store) in enumerate(product(points, STORES)):
         arguments, launch = LAUNCHES[operands]
         launches.append(
-            f"fusegen::Status launch_{index}(const fusegen::{arguments}& in, fusegen::Stream& s) {{\n"
+            f"fusegen::Status launch_{index}(const fusegen::{arguments}& in, fusegen::Stream& s)"
+            " {\n"
             f"  using Config = fusegen::Tcgen05Config<{config.cpp(LIMITS)}>;\n"
             "  constexpr fusegen::Gemm kKind = fusegen::Gemm::wgrad;\n"
             f"  return fusegen::{launch}, Config, fusegen::Store::{store.value}>(in, s);\n}}\n"

@@ -31,6 +31,9 @@ __device__ inline float& sum_at(uint32_t address) {
 template <int Columns>
 __device__ void allocate(uint32_t* to) {
   static_assert(Columns >= 32 && Columns <= int(kColumns) && (Columns & (Columns - 1)) == 0);
+#ifdef __CUDA_ARCH__
+  if (blockIdx.x >= kMostCtas) __trap();
+#endif
   *to = 0;
 }
 template <int Columns>
