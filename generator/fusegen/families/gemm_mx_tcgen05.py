@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .gemm_scaled_mma import GEMM_MX_MMA
+from .gemm_mx_mma import GEMM_MX_MMA
 from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_MX_TCGEN05 = replace(

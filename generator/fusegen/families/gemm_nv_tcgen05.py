@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .gemm_scaled_mma import GEMM_NV_MMA
+from .gemm_nv_mma import GEMM_NV_MMA
 from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_NV_TCGEN05 = replace(

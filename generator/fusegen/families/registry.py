@@ -19,9 +19,10 @@ from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_fp8_tcgen05 import GEMM_FP8_TCGEN05
 from .gemm_mma import GEMM_MMA
+from .gemm_mx_mma import GEMM_MX_MMA
 from .gemm_mx_tcgen05 import GEMM_MX_TCGEN05
+from .gemm_nv_mma import GEMM_NV_MMA
 from .gemm_nv_tcgen05 import GEMM_NV_TCGEN05
-from .gemm_scaled_mma import GEMM_MX_MMA, GEMM_NV_MMA
 from .gemm_sm90 import GEMM_SM90
 from .gemm_tcgen05 import GEMM_TCGEN05
 from .group_row_dot import GROUP_ROW_DOT
