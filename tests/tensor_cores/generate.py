@@ -67,7 +67,7 @@ def generate(out: Path, modules: Sequence[str]) -> Path:
     sys.path.append(str(ROOT / "tests"))
     from walkthroughs.walk import installed
 
-    packages, specs = out / "packages", out / "specs"
+    packages, specs = out / "packages", out / f"{ARCH}_specs"
     shutil.rmtree(packages, ignore_errors=True)
     installed(packages, HERE)
     write_spec(specs)
