@@ -8,7 +8,7 @@ from ..ir.naming import Cell
 from ..spec.cells import with_options
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
-from ..spec.serving import arch_meant
+from ..spec.serving import ALL, arch_meant
 from ..spec.target import TargetSpec
 from ..spec.usage import UsageError
 from .common import unknown
@@ -17,7 +17,7 @@ from .common import unknown
 def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Every problem of a target."""
     named: Mapping[str, tuple[tuple[str, ...], Mapping[str, object]]] = {
-        "archs": (target.archs, specs.archs),
+        "archs": (target.archs, {**specs.archs, ALL: None}),
         "modules": (target.modules, specs.modules),
         "recipes": (target.recipes, specs.recipes),
     }

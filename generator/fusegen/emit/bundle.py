@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.kernel_set import KernelSet, KernelUnit
 from ..ir.plan import ModulePlan
 from ..spec.arch import ArchSpec
+from .devices import DevicesText, Inner, choice_of, devices_text
 from .digests import Tree, cell_digest, sources_digest
 from .fileset import Artifact, ArtifactKind, FileSet
 from .hygiene import marked, settle
@@ -75,7 +76,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class BundleContext:
-    """What the files that speak of the whole bundle state."""
+    """What the files that speak of the whole bundle state; `devices`, where it is a fat one."""
 
     namespace: str
     arch: str
@@ -91,10 +92,15 @@ class BundleContext:
     adapters: AdaptersContext | None
     integrated: bool
     sources: tuple[str, ...]
+    devices: DevicesText | None
 
 
 def render_bundle(
-    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, renderer: Renderer
+    plans: tuple[ModulePlan, ...],
+    arch: ArchSpec,
+    namespace: str,
+    renderer: Renderer,
+    inner: Sequence[Inner] = (),
 ) -> FileSet:
     """Every file of a bundle.
 
@@ -103,13 +109,14 @@ def render_bundle(
         arch: what they are for.
         namespace: of their ops.
         renderer: templates.
+        inner: bundles in this one, which its calls may go to.
     """
     owners = tuple(plan.cell for plan in plans)
-    context = _context(plans, arch, namespace)
+    context = _context(plans, arch, namespace, inner)
     files = list(_shared(context, owners, renderer))
     named = tuple(map(marked, plans))
     for plan, own in zip(plans, named, strict=True):
-        files += _cell(own, tuple(explain(plan)), renderer)
+        files += _cell(own, tuple(explain(plan)), renderer, inner)
     files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
@@ -177,7 +184,9 @@ def _statics(
     yield from _copies(renderer, folder, target, owners, wanted)
 
 
-def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+def _context(
+    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, inner: Sequence[Inner]
+) -> BundleContext:
     experts, adapters = experts_context(plans), adapters_context(plans)
     return BundleContext(
         namespace=namespace,
@@ -194,6 +203,7 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         adapters=adapters,
         integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
+        devices=devices_text(plans, inner),
     )
 
 
@@ -256,7 +266,7 @@ def _reachable(
 def _shared(
     context: BundleContext, owners: tuple[str, ...], renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
-    for name in ("_library.py", "__init__.py"):
+    for name in ("_library.py", "__init__.py", *(["_devices.py"] if context.devices else [])):
         yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
     yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
     for folder, target in (("bundle", ""), ("bundle_tests", "tests/")):
@@ -264,12 +274,13 @@ def _shared(
 
 
 def _cell(
-    plan: ModulePlan, description: tuple[str, ...], renderer: Renderer
+    plan: ModulePlan, description: tuple[str, ...], renderer: Renderer, inner: Sequence[Inner]
 ) -> Iterator[tuple[str, Artifact]]:
     """The files of a cell whose plan has its names marked; the description is of the plain one."""
     module: CellContext | QuantizeContext = (
         quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
     )
+    module = replace(module, choice=choice_of(plan.cell, inner))
     tests: CellContext | QuantizeContext | TestContext = module
     if plan.is_identity:
         template = "identity"

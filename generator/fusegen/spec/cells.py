@@ -48,7 +48,7 @@ def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
 
 
 def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell, ...]]:
-    """The cells of each architecture that the targets name, in the order they name them.
+    """The cells of each architecture, or `all`, that the targets name, in the order they name them.
 
     Raises:
         UsageError: an unknown target.
