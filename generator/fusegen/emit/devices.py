@@ -24,8 +24,7 @@ from .text.escape import markdown
 _DIGEST = re.compile(r'^DIGEST = "([0-9a-f]{64})"$', re.MULTILINE)
 
 _OF_ONE_ARCH = frozenset(
-    ("arch", "status", "reason", "autograd", "programs", "directions", "forward", "backward")
-    + ("uses_math", "description", "choice")
+    ["arch", "status", "reason", "description", "choice", "autograd", "programs", "directions", "forward", "backward", "uses_math"]
 )
 """What a cell states of how its results come about, which each architecture has its own of."""
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from ..ir.naming import Cell, default_namespace
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
-from ..spec.serving import ALL
+from ..spec.serving import ALL, CPU
 from ..spec.usage import UsageError, known, spec_named
 from .folders import is_text
 from .lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
 from .remedies import out_option, removal
 
 DEFAULT_PREFIX = "fusegen"
-CPU = "cpu"
 
 _PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
@@ -145,7 +144,9 @@ class Selection:
 def _archs(data: Mapping[str, object], lock: Path) -> tuple[str, ...]:
     """The architectures of a fat bundle, whose names are those of folders in it."""
     if (_ARCHS in data) != (data["arch"] == ALL):
-        raise _malformed(lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone")
+        raise _malformed(
+            lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone"
+        )
     names = _strings(data.get(_ARCHS, []), _ARCHS, lock)
     return tuple(sorted({_matching(name, _GPU, _ARCHS, lock) for name in names}))
 
@@ -190,12 +191,6 @@ def find_bundles(out: Path) -> tuple[Path, ...]:
     """The folders directly below `out` that hold a lock, sorted."""
     names = (LOCK_NAME, PENDING_NAME)
     return tuple(sorted({path.parent for name in names for path in out.glob(f"*/{name}")}))
-
-
-def bundles_in(bundle: Path) -> tuple[Path, ...]:
-    """The bundles in a fat one, then itself; of every other, itself."""
-    found = read_selection(bundle)
-    return (*(bundle / arch for arch in found.archs), bundle) if found else (bundle,)
 
 
 def bundles_at(folder: Path) -> tuple[Path, ...]:
