@@ -55,7 +55,7 @@ def _compiled_at(folder: Path) -> tuple[Path, ...]:
     bundles = (folder,) if is_bundle else find_bundles(folder)
     below = [each for one in bundles for each in (find_bundles(one) if is_fat(one) else (one,))]
     compiled = tuple(bundle for bundle in below if (bundle / SOURCES).exists())
-    if below and not compiled:
+    if bundles and not compiled:
         what = "is a bundle" if is_bundle else "its bundles are"
         raise BuildError(f"{folder}: {what} for cpu; {_NOTHING}")
     return compiled or (folder,)

@@ -98,9 +98,8 @@ def _rendered(
         files = render_bundle(plan.modules, arch, wanted.op_namespace, renderer, inner)
     modules = (*(cell for each in inner for cell in each.plan.modules), *plan.modules)
     made_from = files.inputs.union(*(each.inputs for each in inner))
-    specs_in_use = used_specs(
-        [path for path in job.specs if path != paths.builtin_specs()], specs, modules
-    )
+    extra_specs = [path for path in job.specs if path != paths.builtin_specs()]
+    specs_in_use = used_specs(extra_specs, specs, modules, wanted.archs)
     templates_in_use = used_templates(
         [path for path in job.templates if path != paths.builtin_templates()], made_from
     )
@@ -132,11 +131,14 @@ def _report(
     changes = diff(files, bundle, prune=prune)
     if accept_format:
         changes = changes.accepting_format()
+    nothing = not files and not bundle.exists()
+    if nothing:
+        changes = replace(changes, lock_current=True)
     return BundleReport(
         bundle=bundle,
         selection=rendered.selection,
         changes=changes,
-        selection_changed=recorded != rendered.selection,
+        selection_changed=not nothing and recorded != rendered.selection,
         unsupported=rendered.unsupported,
         recorded=recorded,
     )

@@ -24,7 +24,19 @@ from .text.escape import markdown
 _DIGEST = re.compile(r'^DIGEST = "([0-9a-f]{64})"$', re.MULTILINE)
 
 _OF_ONE_ARCH = frozenset(
-    ["arch", "status", "reason", "description", "choice", "autograd", "programs", "directions", "forward", "backward", "uses_math"]
+    [
+        "arch",
+        "status",
+        "reason",
+        "description",
+        "choice",
+        "autograd",
+        "programs",
+        "directions",
+        "forward",
+        "backward",
+        "uses_math",
+    ]
 )
 """What a cell states of how its results come about, which each architecture has its own of."""
 

@@ -93,10 +93,13 @@ def relative_folders(bundle: Path, folders: Sequence[Path]) -> tuple[str, ...]:
 
 
 def used_specs(
-    folders: Iterable[Path], specs: SpecSet, plans: Sequence[ModulePlan]
+    folders: Iterable[Path],
+    specs: SpecSet,
+    plans: Sequence[ModulePlan],
+    archs: Iterable[str] = (),
 ) -> tuple[Path, ...]:
-    """The spec folders that hold a spec which some plan is made from."""
-    names: set[tuple[SpecKind, str]] = set()
+    """The spec folders that hold a spec which some plan is made from, or one of architectures."""
+    names = {(SpecKind.ARCHS, arch) for arch in archs}
     for plan in plans:
         module = specs.modules[plan.module]
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
