@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,7 +226,7 @@ def _with_wider_copies(plan: Plan) -> Plan:
 
 
 def test_buffers_of_two_shapes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of weights are buffers of the one module, so every architecture has to store them so."""
+    """Copies of weights are buffers of the one module: every architecture has to store them so."""
 
     def planted(specs: SpecSet, arch: str, *rest: Any) -> Plan:
         plan = resolve(specs, arch, *rest)
@@ -336,6 +338,62 @@ def test_a_lock_that_cannot_be_read_is_no_fat_one(out: Path) -> None:
         read_lock(out / "all")
     assert run("status", out / "all" / "sm_80").exit_code == 0
     assert run("generate", "--out", out).exit_code == ExitCode.REFUSED
+
+
+KILLED = """
+import os, sys
+from fusegen import cli
+from fusegen.publish.publish import Filesystem
+
+done, replace = 0, Filesystem.replace
+
+def killed(self, staged, target):
+    global done
+    if done == int(sys.argv[1]):
+        os._exit(9)
+    done += 1
+    replace(self, staged, target)
+
+Filesystem.replace = killed
+try:
+    cli.program(sys.argv[2:])
+finally:
+    print("steps", done)
+"""
+
+
+def killed(step: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command whose process ends where it would put this file in place; -1 for none."""
+    line = [sys.executable, "-c", KILLED, str(step), *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_finished_by_the_next(made: Path, tmp_path: Path) -> None:
+    """What calls choose among is whole before the files that choose are there."""
+    whole = killed(-1, "generate", *SILU, "--out", tmp_path / "whole")
+    steps = int(whole.stdout.split("steps ")[1])
+    expected = tree(made)
+    assert tree(tmp_path / "whole") == expected
+    for step in (0, steps // 3, steps // 2, steps - 12, steps - 1):
+        out = tmp_path / str(step)
+        assert killed(step, "generate", *SILU, "--out", out).returncode == 9
+        left = tree(out)
+        if "all/silu__bf16.py" in left:
+            inner = {
+                path for path in expected if path.startswith(tuple(f"all/{a}/" for a in ARCHS))
+            }
+            assert {path: left.get(path) for path in inner} == {p: expected[p] for p in inner}
+        assert run("generate", *SILU, "--out", out).exit_code == 0
+        assert tree(out) == expected
+
+
+@pytest.mark.slow
+def test_two_that_write_at_once_take_turns(made: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fusegen", "generate", *SILU, "--out", str(tmp_path / "out")]
+    running = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [each.wait(timeout=120) for each in running] == [0, 0]
+    assert tree(tmp_path / "out") == tree(made)
 
 
 # Other commands
