@@ -95,14 +95,15 @@ def forget(bundle: str) -> None:
 
 
 class Ops(TorchDispatchMode):
-    """Namespaces of our ops that were called."""
+    """Namespaces of the ops that were called, of those that begin so."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "fat_") -> None:
         super().__init__()
+        self.prefix = prefix
         self.namespaces: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace.startswith("fat_"):
+        if func.namespace.startswith(self.prefix):
             self.namespaces.add(func.namespace)
         return func(*args, **(kwargs or {}))
 

@@ -76,12 +76,18 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class BundleContext:
-    """What the files that speak of the whole bundle state; `devices`, where it is a fat one."""
+    """What the files that speak of the whole bundle state.
+
+    Attributes:
+        libraries: pattern of what is built; empty where nothing is.
+        devices: of a fat bundle.
+    """
 
     namespace: str
     arch: str
     arch_summary: str
     compiled: bool
+    libraries: str
     toolkit: str
     rows: tuple[CellRow, ...]
     signatures: tuple[SignatureText, ...]
@@ -193,8 +199,9 @@ def _context(
         arch=arch.name,
         arch_summary=markdown(arch.summary),
         compiled=arch.has_kernels,
+        libraries="*/lib/*.so" if inner else "lib/*.so" if arch.has_kernels else "",
         toolkit=markdown(arch.toolkit or ""),
-        rows=tuple(_row(plan) for plan in plans),
+        rows=tuple(_row(plan, inner) for plan in plans),
         signatures=signature_texts(plans),
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
@@ -207,9 +214,10 @@ def _context(
     )
 
 
-def _row(plan: ModulePlan) -> CellRow:
+def _row(plan: ModulePlan, inner: Sequence[Inner]) -> CellRow:
     gradients = ", ".join(plan.differentiated)
-    return CellRow(plan.cell, plan.class_name, plan.recipe, plan.status.value, gradients)
+    status = "[by device](#architectures)" if inner else plan.status.value
+    return CellRow(plan.cell, plan.class_name, plan.recipe, status, gradients)
 
 
 def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:

@@ -84,43 +84,32 @@ class ArchText:
 
 
 @dataclass(frozen=True, slots=True)
-class CellStatusText:
-    """A line of the README's table of cells by architecture."""
-
-    cell: str
-    statuses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DevicesText:
     """What the files that speak of a whole fat bundle say of those in it.
 
     Attributes:
         names: of all that its cells run on.
         archs: of GPUs; of those that run on one, the first is its own.
-        rows: of every cell.
+        statuses: of every cell on each of them, as rows of a table with its head.
     """
 
     names: str
     archs: tuple[ArchText, ...]
-    rows: tuple[CellStatusText, ...]
+    statuses: tuple[tuple[str, ...], ...]
 
 
 def devices_text(plans: Sequence[ModulePlan], inner: Sequence[Inner]) -> DevicesText | None:
     """Of the bundles in one; None where it is not a fat one."""
     if not inner:
         return None
-    ordered = sorted(inner, key=lambda each: (each.arch.capability, len(each.arch.name)))
-    archs = tuple(_arch_text(each.arch) for each in reversed(ordered))
-    rows = tuple(
-        CellStatusText(plan.cell, tuple(_status(plan.cell, _named(inner, a.name)) for a in archs))
-        for plan in plans
+    latest = sorted(inner, key=lambda each: (each.arch.capability, len(each.arch.name)))[::-1]
+    head = ("module", *(each.arch.name for each in latest))
+    rows = ((f"`{p.cell}`", *(_status(p.cell, each) for each in latest)) for p in plans)
+    return DevicesText(
+        names=", ".join(("cpu", *(each.arch.name for each in inner))),
+        archs=tuple(_arch_text(each.arch) for each in latest),
+        statuses=(head, ("---",) * len(head), *rows),
     )
-    return DevicesText(", ".join(("cpu", *(each.arch.name for each in inner))), archs, rows)
-
-
-def _named(inner: Sequence[Inner], arch: str) -> Inner:
-    return next(each for each in inner if each.arch.name == arch)
 
 
 def _arch_text(arch: ArchSpec) -> ArchText:
