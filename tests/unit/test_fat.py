@@ -202,7 +202,7 @@ def test_an_architecture_without_a_cell_says_why(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "not made: linear__mxfp8 for sm_87" in done.output
     fat = tmp_path / "out" / "all"
     text = (fat / "linear__mxfp8.py").read_text()
-    assert "- sm_87, unsupported: " in text and '"sm_87": "sm_87 has no kernels for' in text
+    assert "    sm_87: unsupported, " in text and '"sm_87": "sm_87 has no kernels for' in text
     assert not (fat / "sm_87" / "linear__mxfp8.py").exists()
     assert (
         "| `linear__mxfp8` | emulated | unsupported | emulated |" in (fat / "README.md").read_text()

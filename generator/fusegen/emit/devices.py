@@ -130,7 +130,7 @@ def choice_of(cell: str, inner: Sequence[Inner]) -> ChoiceText | None:
     for each in inner:
         status, reason = _status(cell, each), each.reason_for(cell)
         own = next((plan.reason for plan in each.plan.modules if plan.cell == cell), reason)
-        lines.append(f"{each.arch.name}, {status}: {own}")
+        lines.append(f"{each.arch.name}: {status}, {own}")
     return choice_text(
         lines,
         [(each.arch.name, each.digests[cell]) for each in inner if cell in each.digests],
