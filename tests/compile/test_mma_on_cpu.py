@@ -15,7 +15,7 @@ from fusegen.families.limits import REGISTERS, SHARED_MEMORY
 from fusegen.publish.paths import builtin_specs
 
 FAMILY_HEADER = "mma.h"
-FIRST_HEADERS = ("gemm/gemm.mma.cuh", "gemm/gemm_fp8.mma.cuh")
+FIRST_HEADERS = ("gemm/gemm.mma.cuh", "gemm/gemm_fp8.mma.cuh", "gemm/gemm_scaled.mma.cuh")
 LIMITS = "Limits<166912, 65536>"
 
 
@@ -23,7 +23,8 @@ LIMITS = "Limits<166912, 65536>"
 class Gemm:
     """One kernel; `config` are the first template arguments of `MmaConfig`.
 
-    `codes` are formats, scaling and accumulation of FP8 operands.
+    `codes` are formats, scaling and accumulation of FP8 operands, `atoms` formats and accumulation
+    of those whose scales the instruction reads.
     """
 
     kind: str
@@ -31,13 +32,15 @@ class Gemm:
     store: str = "io"
     decoded: str = ""
     codes: tuple[str, ...] = ()
+    atoms: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         stored = "" if self.store == "io" else self.store
         tile = "x".join(self.config.split(", "))
-        what = "decoded" if self.decoded else "codes" if self.codes else "plain"
-        parts = (what, self.kind, self.decoded, *self.codes, stored, tile)
+        ways = {"decoded": self.decoded, "codes": self.codes, "atoms": self.atoms}
+        what = next((word for word, way in ways.items() if way), "plain")
+        parts = (what, self.kind, self.decoded, *self.codes, *self.atoms, stored, tile)
         return "_".join(part for part in parts if part)
 
     def entry(self) -> str:
@@ -55,6 +58,12 @@ class Gemm:
             function = "run_fp8_mma"
             formats = [f"__nv_fp8_{each}" for each in (a, b)]
             arguments[2:2] = [*formats, f"Fp8Scaling::{scaling}", f"Accumulation::{sums}"]
+        if self.atoms:
+            *formats, sums = self.atoms
+            function = "run_atoms_mma"
+            words = ", ".join(f"__nv_fp8_{each}" for each in formats)
+            multiply = f"MxWarpMma<{words}>" if formats else "NvWarpMma"
+            arguments[2:2] = [multiply, f"Accumulation::{sums}"]
         return f'{{"{self.name}", &sim::{function}<{", ".join(arguments)}>}},'
 
 
@@ -117,7 +126,31 @@ FP8 = (
     Gemm("fprop", CODES_WIDE, "unary_aux", codes=(*E4M3, "row", "fast")),
     Gemm("dgrad", CODES_SMALL, "unary", codes=BLOCKS),
 )
-PROGRAMS = {"mma": GEMMS, "mma_fp8": FP8}
+# Scales that the instruction reads: a stage has half of an atom or all of it, of NV two or four.
+MX = "128, 128, 64, 2, 4, 4, 1"
+MX_LONG = "128, 128, 128, 2, 4, 2, 1"
+MX_WIDE = "128, 256, 64, 2, 4, 3, 1"
+NV = "128, 128, 128, 2, 4, 4, 1"
+NV_LONG = "128, 128, 256, 4, 2, 2, 1"
+NV_TALL = "256, 128, 128, 4, 2, 2, 1"
+FP4 = ("fast",)
+ATOMS = (
+    Gemm("fprop", MX, atoms=(*E4M3, "fast")),
+    Gemm("dgrad", MX, atoms=("e5m2", "e4m3", "fast")),
+    Gemm("wgrad", MX, "add", atoms=("e5m2", "e4m3", "fast")),
+    Gemm("fprop", MX_LONG, "scaled_bias", atoms=(*E4M3, "split")),
+    Gemm("dgrad", MX, "binary", atoms=(*E4M3, "split")),
+    Gemm("wgrad", MX, "fp32", atoms=(*E4M3, "split")),
+    Gemm("wgrad", MX_LONG, "add_io", atoms=("e4m3", "e5m2", "fast")),
+    Gemm("fprop", MX_WIDE, "unary_aux", atoms=("e5m2", "e5m2", "fast")),
+    Gemm("fprop", NV, atoms=FP4),
+    Gemm("dgrad", NV, atoms=FP4),
+    Gemm("wgrad", NV, "fp32", atoms=FP4),
+    Gemm("wgrad", NV_LONG, "add", atoms=FP4),
+    Gemm("fprop", NV_LONG, "scaled_bias", atoms=FP4),
+    Gemm("dgrad", NV_TALL, "unary", atoms=FP4),
+)
+PROGRAMS = {"mma": GEMMS, "mma_fp8": FP8, "mma_atoms": ATOMS}
 # Contractions of fewer steps than stages, one after the other, and groups without any.
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))
 ALL_CASES = (*CASES, SHORT)
@@ -149,7 +182,7 @@ BACKWARDS = [
     )
 ]
 
-BROKEN = (FORWARD, BACKWARD, *FP8)
+BROKEN = (FORWARD, BACKWARD, *FP8, *ATOMS)
 # Each in a program of its own: one place, so that what is noticed is that.
 FAULTS = {
     # Stages are read before their copies are waited for, and so are the last ones left.
@@ -164,7 +197,7 @@ FAULTS = {
     "barrier": Fault("mainloop/mma.mma.cuh", "__syncthreads();", "", FORWARD.name, ", not "),
     # What a stage has past the contraction's end is what it held before.
     "tail": Fault(
-        "load/cp_async.mma.cuh",
+        "load/async.mma.cuh",
         "uint32_t bytes) {",
         "uint32_t bytes) {\n  if (bytes == 0) return;",
         FORWARD.name,
@@ -210,6 +243,46 @@ FAULTS = {
         FP8[2].name,
         ", not ",
     ),
+    # One byte of one lane's scale is another row's.
+    "byte": Fault(
+        "load/scale_atoms.mma.cuh",
+        "out.a[i] = load_one(from + a_ + of_block(16 * i));",
+        "out.a[i] = load_one(from + a_ + of_block(16 * i)) ^ (i == 1 && threadIdx.x == 20);",
+        ATOMS[0].name,
+        ", not ",
+    ),
+    # The second half of an atom has the scales of the first.
+    "half": Fault(
+        "load/scale_atoms.mma.cuh",
+        "part_ = (part_ + 1) % kParts;",
+        "part_ = 0;",
+        ATOMS[0].name,
+        ", not ",
+    ),
+    # A group's scales begin where they would without atoms of their own.
+    "atoms": Fault(
+        "load/scale_atoms.mma.cuh",
+        "return tile.begin / kAtomRows + tile.group;",
+        "return tile.begin / kAtomRows;",
+        ATOMS[10].name,
+        "",
+    ),
+    # What a transform leaves behind a group's last row is not read.
+    "transform": Fault(
+        "load/scaled_addresses.mma.cuh",
+        "kWholeChunks = kAlongTokens;",
+        "kWholeChunks = false;",
+        ATOMS[10].name,
+        ", not ",
+    ),
+    # Scales past the end of a contraction are whatever memory has.
+    "end": Fault(
+        "load/scale_atoms.mma.cuh",
+        "const bool any = exists_ && first_ < left;",
+        "const bool any = exists_;",
+        ATOMS[8].name,
+        "",
+    ),
 }
 
 
@@ -220,7 +293,7 @@ def cache(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("mma_on_cpu")
 
 
-@pytest.mark.parametrize("gemm", (*GEMMS, *FP8), ids=lambda gemm: gemm.name)
+@pytest.mark.parametrize("gemm", (*GEMMS, *FP8, *ATOMS), ids=lambda gemm: gemm.name)
 def test_gemms(gemm: Gemm, cache: Path) -> None:
     headers = headers_on_cpu(HEADERS, FIRST_HEADERS)
     name = next(name for name, gemms in PROGRAMS.items() if gemm in gemms)
@@ -239,6 +312,24 @@ def test_faults_are_noticed(name: str, cache: Path) -> None:
     entries = [gemm.entry() for gemm in BROKEN if gemm.name == fault.gemm]
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, headers)
     fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)
+
+
+TWIN = Fault(
+    "mainloop/warp_mma_scaled.mma.cuh",
+    "inline constexpr bool kBlockScaledMma = true;",
+    "inline constexpr bool kBlockScaledMma = false;",
+    "",
+    "",
+)
+"""Not broken: what GPUs without the instruction do in its place."""
+
+
+@pytest.mark.parametrize("gemm", ATOMS, ids=lambda gemm: gemm.name)
+def test_twins(gemm: Gemm, cache: Path) -> None:
+    headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), [TWIN])
+    program = Program("twins", FAMILY_HEADER, [each.entry() for each in ATOMS], headers)
+    done = run(program.build(cache / program.name), gemm.name, [RAGGED, SHORT])
+    assert (done.returncode, done.stdout) == (0, "2 cases\n"), done.stdout + done.stderr
 
 
 def digests(gemms: Sequence[Gemm], name: str, headers: Mapping[str, str], cache: Path) -> set[str]:

@@ -26,10 +26,11 @@ _GEMM = re.compile(
     r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
-# As they print those of gemm/gemm{,_fp8}.mma.cuh.
+# As they print those of gemm/gemm{,_fp8,_scaled}.mma.cuh.
 _MMA_GEMM = re.compile(
-    r"ragged_(?:fp8_|decoded_)?mma_gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, )?"
-    r"(\w+), (?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::MmaConfig<"
+    r"ragged_(?:fp8_|decoded_|scaled_)?mma_gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, "
+    r"|fusegen::MxWarpMma<__nv_fp8_\w+, __nv_fp8_\w+ ?>, |fusegen::NvWarpMma, )?(\w+), "
+    r"(?:\(fusegen::Fp8Scaling\)\d, )?(?:\(fusegen::Accumulation\)\d, )?fusegen::MmaConfig<"
     r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
 )
 _OF_CODES = re.compile(r"gemm_decoded_\w+_(tensor|row)_(tensor|row)")

@@ -45,10 +45,12 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "mainloop/promotion.sm90.cuh": (
         Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
     ),
-    "load/cp_async.mma.cuh": (
+    "load/async.mma.cuh": (
         Replacement("cp.async.cg", "sim::copy_async(to, from, bytes);"),
         Replacement("cp.async.commit_group", "sim::commit_copies();"),
         Replacement("cp.async.wait_group", "sim::wait_for_copies(Left);"),
+        Replacement("ld.shared.u32", "value = sim::load_shared<uint32_t>(address);"),
+        Replacement("ld.shared.u8", "value = sim::load_shared<uint8_t>(address);"),
     ),
     "mainloop/mma.mma.cuh": (
         Replacement("m8n8.x4.trans", "sim::load_four_matrices<true>(address, out);"),
@@ -62,6 +64,23 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         _multiply(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")
     ),
 }
+_SCALED = "d, a, b, scale_a, scale_b"
+REPLACEMENTS["mainloop/warp_mma_scaled.mma.cuh"] = (
+    *(
+        Replacement(
+            f"f32.{a}.{b}.f32.ue8m0",
+            f"sim::multiply_scaled<sim::Format::{a}, sim::Format::{b}>({_SCALED});",
+        )
+        for a in ("e4m3", "e5m2")
+        for b in ("e4m3", "e5m2")
+    ),
+    Replacement(
+        "f32.e2m1.e2m1.f32.ue4m3",
+        f"sim::multiply_scaled<sim::Format::e2m1, sim::Format::e2m1>({_SCALED});",
+    ),
+)
+OF_THE_HOST = ("quantize/math.cuh",)
+"""Headers that compile for the host as they are: what is for a GPU alone is left out there."""
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"
 ASM = re.compile(r"\basm( volatile)?\(")
@@ -88,7 +107,7 @@ def _on_cpu(name: str, text: str) -> str:
     for replacement in REPLACEMENTS.get(name, ()):
         text = _replace(text, replacement, name)
     text = text.replace(SHARED, SHARED_ON_CPU)
-    code = re.sub(r"//.*", "", text)
+    code = "" if name in OF_THE_HOST else re.sub(r"//.*", "", text)
     rest = ASM.search(code) or re.search("__shared__", code)
     assert not rest, f"{name} holds {rest} that {Path(__file__).name} does not replace"
     return text

@@ -276,7 +276,12 @@ def test_units_state_what_families_derive() -> None:
     """Every number of a configuration, in the unit that is compiled for it."""
     cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "mxfp8", "nvfp4")]
     seen: set[str] = set()
-    for arch, limits in (("sm_90a", "<232448, 65536>"), ("sm_80", "<166912, 65536>")):
+    limits_of = {
+        "sm_90a": "<232448, 65536>",
+        "sm_80": "<166912, 65536>",
+        "sm_120a": "<101376, 65536>",
+    }
+    for arch, limits in limits_of.items():
         for plan in resolve(SPECS, arch, cells).modules:
             for unit in (unit for kernels in plan.kernel_sets for unit in kernels.units):
                 context = unit_context(unit, "ns")

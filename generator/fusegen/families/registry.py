@@ -17,7 +17,8 @@ from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_mma import GEMM_MMA
-from .gemm_scaled_mma import GEMM_MX_MMA, GEMM_NV_MMA
+from .gemm_mx_mma import GEMM_MX_MMA
+from .gemm_nv_mma import GEMM_NV_MMA
 from .gemm_sm90 import GEMM_SM90
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM

@@ -99,10 +99,11 @@ struct QuantizeConfig {
   // Below sm_90 magnitudes have registers of their own, twice where rows and columns compare them at
   // a time; but memory is slower, too: 1.55 TB/s at 700 ns ask each SM of an A100 for 10 KiB of
   // loads, and a block has 32. Of blocks that round stochastically, which take 40 KiB of shared
-  // memory, SMs of 8.6 and 8.9 have room for two.
+  // memory, SMs of 8.6 and 8.9 have room for two. Places in atoms take registers beside what NVFP4 has.
   static constexpr bool kTwo = kTogether || (stochastic && kLeastArchitecture > 800);
+  static constexpr int kOfAtoms = stochastic || transformed ? 2 : kRule == Rule::nvfp4 ? 3 : 4;
   static constexpr int kBlocksPerSm =
-      kLeastArchitecture >= 900 ? (stochastic ? 3 : 4) : (kTwo ? 2 : 3);
+      kLeastArchitecture >= 900 ? (atoms ? kOfAtoms : stochastic ? 3 : 4) : (kTwo ? 2 : 3);
   // Tiles beside each other that a block makes, one after the other: they share what comes before the
   // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
   // would cost more, but for the recipe whose tiles take longest where groups are many.
