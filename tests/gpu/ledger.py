@@ -118,8 +118,12 @@ def further_bundles() -> list[Path]:
     """The bundles for the GPU run alone, brought up to the specs."""
     sys.path.insert(0, str(bundles.ROOT / "generator"))
     import evidence
+    import twin
     import written
 
+    twin.generate(
+        arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in load()
+    )
     whole = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
     archs = [folder.name for folder in whole]
     evidence.generate(archs)
@@ -129,7 +133,7 @@ def further_bundles() -> list[Path]:
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
     """What the files of one bundle, those of its twin and the ledger say."""
-    twin = bundles.BUILD / bundles.TWIN / folder.name
+    twin = bundles.BUILD / bundles.TWIN / bundles.TWINS.get(folder.name, "none")
     return matrix.BundleFacts(
         arch=folder.name,
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
@@ -137,7 +141,7 @@ def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
         hashes=hash_units(folder),
         entries=entries.get(bundles.key_of(folder), {}),
         digests=_digests_of(folder / bundles.MANIFEST),
-        twin=facts_of(twin, entries) if twin.is_dir() and twin != folder else None,
+        twin=facts_of(twin, entries) if twin.is_dir() else None,
         compiled=_all_compiled(folder.name),
     )
 
@@ -242,6 +246,10 @@ def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
         LedgerError: there is none of a name.
     """
     committed = {bundles.key_of(folder): folder for folder in bundles.compiled_bundles()}
+    if not wanted:
+        import twin
+
+        twin.generate(arch for arch in bundles.TWINS if arch in committed)
     further = (
         {}
         if {*wanted} <= {*committed} and wanted
