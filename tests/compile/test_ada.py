@@ -1,4 +1,4 @@
-"""Kernels of sm_89 that no other architecture has: FP8 by `mma.sync`, and what they stand beside."""
+"""Kernels of sm_89 that earlier GPUs have not: FP8 by `mma.sync`, and what they stand beside."""
 
 from __future__ import annotations
 
