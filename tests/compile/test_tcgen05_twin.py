@@ -17,7 +17,7 @@ from fusegen.publish.paths import builtin_specs
 
 pytestmark = pytest.mark.compile
 
-FAMILIES = ("gemm_tcgen05", "gemm_fp8", "gemm_mx", "gemm_pow2", "gemm_nv")
+FAMILIES = ("gemm_tcgen05", "gemm_fp8", "gemm_mx", "gemm_pow2", "gemm_nv", "gemm_decoded")
 
 
 @pytest.fixture(scope="module")

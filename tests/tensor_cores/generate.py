@@ -1,9 +1,11 @@
 """The bundle of sm_100a for an H200, with tensor cores in software: everything else is the real code.
 
     python tests/tensor_cores/generate.py OUT [MODULE...]
+    fusegen build OUT/sm_90a_tcgen05
+    FUSEGEN_TEST_BUNDLE=OUT/sm_90a_tcgen05 pytest tests/gpu
 
-writes ``OUT/sm_90a_tcgen05``, which is built and tested as any other bundle.  It is slow: for small
-shapes, and for what the order of loads, multiplications and stores must not change.
+It is slow, for small shapes, and nothing is measured by it.  A kernel's tensor memory is of its CTA, so
+that it may run once at a time, on no more SMs than an H200 has.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ARCH = "sm_90a_tcgen05"
 MODULES = ("linear", "grouped_linear", "grouped_mlp", "linear_activation_silu", "quantize")
+RECIPES = ROOT / "tests" / "numerics" / "specs"
+DECODED = "fp8_free_1x64"
+"""One that no instruction reads, in a folder of specs, beside all that are shipped."""
 OPTION = "add_to_main_grad"
 """Of one module, beside that without."""
 
@@ -75,8 +80,8 @@ def generate(out: Path, modules: Sequence[str]) -> Path:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(str(each) for each in paths if each)}
     recipes = sorted(path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml"))
     command = [sys.executable, "-m", "fusegen", "generate", "--arch", ARCH]
-    command += ["--out", str(out), "--specs", str(specs)]
-    command += [word for recipe in recipes for word in ("--recipe", recipe)]
+    command += ["--out", str(out), "--specs", str(specs), "--specs", str(RECIPES)]
+    command += [word for recipe in (*recipes, DECODED) for word in ("--recipe", recipe)]
     every = [word for name in modules for word in ("--module", name)]
     subprocess.run([*command, *every], env=env, check=True)
     option = ["--module", "grouped_linear", "--option", OPTION]
