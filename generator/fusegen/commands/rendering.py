@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..emit.bundle import render_bundle
 from ..emit.devices import Inner, one_interface
 from ..emit.fileset import FileSet
+from ..emit.manifest import MANIFEST, render_manifest
 from ..emit.polish import polishing
 from ..ir.naming import Cell
 from ..ir.plan import Unsupported
@@ -76,10 +77,10 @@ def _render(job: Job, inputs: Inputs, observe: Observer | None) -> Iterator[Rend
         raise UsageError("\n".join(_impossible(cell, job) for cell in own.unsupported))
     within = []
     for each, plan in zip(job.inner, inner, strict=True):
-        rendered = _rendered(each, plan, specs, inputs)
+        rendered = _rendered(each, plan, specs, inputs, observe)
         within.append(Inner.of(specs.archs[each.selection.arch], plan, rendered.files))
         yield rendered
-    yield _rendered(job, own, specs, inputs, within)
+    yield _rendered(job, own, specs, inputs, observe, within)
 
 
 def _resolve(job: Job, specs: SpecSet, observe: Observer | None) -> Plan:
@@ -87,16 +88,26 @@ def _resolve(job: Job, specs: SpecSet, observe: Observer | None) -> Plan:
 
 
 def _rendered(
-    job: Job, plan: Plan, specs: SpecSet, inputs: Inputs, inner: Sequence[Inner] = ()
+    job: Job,
+    plan: Plan,
+    specs: SpecSet,
+    inputs: Inputs,
+    observe: Observer | None,
+    inner: Sequence[Inner] = (),
 ) -> Rendered:
     """A bundle of a plan, with the bundles in it; it needs what they need."""
     wanted = job.selection
-    renderer = inputs.renderer(job.templates)
+    renderer, arch = inputs.renderer(job.templates), specs.archs[wanted.own_arch]
     files = FileSet()
     if plan.modules:
-        arch = specs.archs[wanted.own_arch]
         files = render_bundle(plan.modules, arch, wanted.op_namespace, renderer, inner)
-    modules = (*(cell for each in inner for cell in each.plan.modules), *plan.modules)
+    others = resolve(specs, arch.name, wanted.digests, derivations(), observe)
+    if wanted.digests:
+        owners = tuple(module.cell for module in plan.modules)
+        manifest = render_manifest(others, arch, wanted.op_namespace, renderer, owners)
+        files = FileSet((*files.items(), (MANIFEST, manifest)))
+    within = (cell for each in inner for cell in each.plan.modules)
+    modules = (*within, *plan.modules, *others.modules)
     made_from = files.inputs.union(*(each.inputs for each in inner))
     extra_specs = [path for path in job.specs if path != paths.builtin_specs()]
     specs_in_use = used_specs(extra_specs, specs, modules, wanted.archs)

@@ -28,7 +28,9 @@ _EXTENSIONS = "extensions"
 """Key of a lock of cells that extensions have a part in; most locks have none."""
 _ARCHS = "archs"
 """Key of the lock of a fat bundle."""
-_RARE = {_NO_FUSIONS, _EXTENSIONS, _ARCHS}
+_DIGESTS = "digests"
+"""Key of a lock of a bundle with a manifest; most have none."""
+_RARE = {_NO_FUSIONS, _EXTENSIONS, _ARCHS, _DIGESTS}
 
 
 class SelectionError(LockError):
@@ -70,6 +72,8 @@ class Selection:
         no_fusions: fusions that are left out, sorted.
         extensions: that its cells were made with, sorted.
         archs: of the bundles in a fat one, sorted; empty for every other.
+        digests: cells of which its manifest has digests alone, sorted; those that cannot be made
+            are among them.
     """
 
     arch: str
@@ -80,6 +84,7 @@ class Selection:
     no_fusions: tuple[str, ...] = ()
     extensions: tuple[UsedExtension, ...] = ()
     archs: tuple[str, ...] = ()
+    digests: tuple[Cell, ...] = ()
 
     @property
     def is_fat(self) -> bool:
@@ -90,6 +95,17 @@ class Selection:
     def own_arch(self) -> str:
         """The architecture that its own files are for: that of a fat one is the reference."""
         return CPU if self.is_fat else self.arch
+
+    @property
+    def every(self) -> tuple[Cell, ...]:
+        """Cells that it has files or digests of, sorted."""
+        return tuple(sorted((*self.cells, *self.digests)))
+
+    def adding(self, cells: Iterable[Cell]) -> Selection:
+        """With files of these cells, too, in the place of digests."""
+        files = {*self.cells, *cells}
+        digests = tuple(cell for cell in self.digests if cell not in files)
+        return replace(self, cells=tuple(sorted(files)), digests=digests)
 
     @property
     def op_namespace(self) -> str:
@@ -107,6 +123,7 @@ class Selection:
         }
         data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
         data |= {_ARCHS: list(self.archs)} if self.is_fat else {}
+        data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
     @classmethod
@@ -125,10 +142,16 @@ class Selection:
             for folder in lists[key]:
                 if "\0" in folder or not is_text(folder):
                     raise _malformed(lock, f"selection: {folder!r} cannot name a folder of {key}")
+        lists[_DIGESTS] = _strings(data.get(_DIGESTS, []), _DIGESTS, lock)
         try:
-            cells = tuple(sorted({Cell.parse(text) for text in lists["cells"]}))
+            cells, digests = (
+                tuple(sorted({Cell.parse(text) for text in lists[key]}))
+                for key in ("cells", _DIGESTS)
+            )
         except ValueError as error:
             raise _malformed(lock, f"selection: {error}") from None
+        if both := {*cells} & {*digests}:
+            raise _malformed(lock, f"selection: {min(both)} is in cells and in {_DIGESTS}")
         return cls(
             arch=_matching(data["arch"], _ARCH, "arch", lock),
             namespace=_matching(data["namespace"], _PREFIX, "namespace", lock),
@@ -138,6 +161,7 @@ class Selection:
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
             extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
             archs=_archs(data, lock),
+            digests=digests,
         )
 
 
@@ -147,6 +171,8 @@ def _archs(data: Mapping[str, object], lock: Path) -> tuple[str, ...]:
         raise _malformed(
             lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone"
         )
+    if _ARCHS in data and _DIGESTS in data:
+        raise _malformed(lock, f"selection: {_ARCHS!r} and {_DIGESTS!r} do not go together")
     names = _strings(data.get(_ARCHS, []), _ARCHS, lock)
     return tuple(sorted({_matching(name, _GPU, _ARCHS, lock) for name in names}))
 
@@ -232,9 +258,13 @@ def without(selection: Selection, cells: Iterable[Cell], where: Path) -> Selecti
     Raises:
         UsageError: one of them is not in it.
     """
-    present = [str(cell) for cell in selection.cells]
+    present = [str(cell) for cell in selection.every]
     leaving = {known(f"module of {where}", str(cell), present) for cell in cells}
-    return replace(selection, cells=tuple(c for c in selection.cells if str(c) not in leaving))
+
+    def staying(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        return tuple(cell for cell in cells if str(cell) not in leaving)
+
+    return replace(selection, cells=staying(selection.cells), digests=staying(selection.digests))
 
 
 def check_cells(
@@ -250,7 +280,7 @@ def check_cells(
     """
     for arch in (selection.own_arch, *selection.archs):
         spec_named(specs, SpecKind.ARCHS, arch)
-    for cell in selection.cells:
+    for cell in selection.every:
         try:
             spec_named(specs, SpecKind.MODULES, cell.module)
             spec_named(specs, SpecKind.RECIPES, cell.recipe)
