@@ -340,6 +340,7 @@ def test_a_link_out_of_the_folder_is_not_followed(out: Path, tmp_path: Path) -> 
         ({"archs": None}, "expected a list of strings as 'archs'"),
         ({"arch": "cpu"}, "expected 'archs' where arch is 'all', and there alone"),
         ({"archs": ["sm_12345"]}, "unknown arch 'sm_12345'"),
+        ({"digests": ["gelu__bf16"]}, "'archs' and 'digests' do not go together"),
     ],
 )
 def test_locks_that_somebody_changed(out: Path, changes: dict[str, object], what: str) -> None:
