@@ -32,11 +32,9 @@ def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator
                 yield from unknown(source, key[:-1], word, known, key, index)
             if word in words[:index]:
                 yield source.problem(f"{word!r} is listed twice; remove one", key, index)
-    if target.kept is Kept.DIGESTS and ALL in target.archs:
-        yield source.problem(
-            f"a bundle of {ALL!r} has files of its cells; name architectures, or leave out kept",
-            "kept",
-        )
+    if ALL in target.archs and target.kept is Kept.DIGESTS:
+        what = f"a bundle for {ALL} has files of its cells; leave out kept, or name the archs"
+        yield source.problem(what, "kept")
     yield from _options(target, specs, source)
 
 

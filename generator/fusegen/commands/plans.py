@@ -77,8 +77,7 @@ def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow
     targets_or_names(query.targets, named)
     if query.targets:
         named_by = target_cells(specs, query.targets)
-        cells_of = {arch: cells.every for arch, cells in named_by.items()}
-        wanted = _each_arch(specs, cells_of)
+        wanted = _each_arch(specs, {arch: cells.every for arch, cells in named_by.items()})
     else:
         modules = [spec_named(specs, SpecKind.MODULES, name) for name in query.modules]
         recipes = [spec_named(specs, SpecKind.RECIPES, name) for name in query.recipes]

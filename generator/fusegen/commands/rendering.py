@@ -12,7 +12,7 @@ from ..emit.fileset import FileSet
 from ..emit.manifest import MANIFEST, render_manifest
 from ..emit.polish import polishing
 from ..ir.naming import Cell
-from ..ir.plan import ModulePlan, Unsupported
+from ..ir.plan import Unsupported
 from ..passes.contract import Observer
 from ..passes.pipeline import Plan, resolve
 from ..passes.verify import verify_pass
@@ -101,13 +101,13 @@ def _rendered(
     files = FileSet()
     if plan.modules:
         files = render_bundle(plan.modules, arch, wanted.op_namespace, renderer, inner)
-    others: tuple[ModulePlan, ...] = ()
+    others = resolve(specs, arch.name, wanted.digests, derivations(), observe)
     if wanted.digests:
-        digested = resolve(specs, wanted.own_arch, wanted.digests, derivations(), observe)
         owners = tuple(module.cell for module in plan.modules)
-        manifest = render_manifest(digested, arch, wanted.op_namespace, renderer, owners)
-        files, others = FileSet((*files.items(), (MANIFEST, manifest))), digested.modules
-    modules = (*(cell for each in inner for cell in each.plan.modules), *plan.modules, *others)
+        manifest = render_manifest(others, arch, wanted.op_namespace, renderer, owners)
+        files = FileSet((*files.items(), (MANIFEST, manifest)))
+    within = (cell for each in inner for cell in each.plan.modules)
+    modules = (*within, *plan.modules, *others.modules)
     made_from = files.inputs.union(*(each.inputs for each in inner))
     extra_specs = [path for path in job.specs if path != paths.builtin_specs()]
     specs_in_use = used_specs(extra_specs, specs, modules, wanted.archs)

@@ -141,8 +141,9 @@ def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
             yield _changed(request, bundle, arch, recorded, here)
         else:
             start = Selection(arch, recorded.namespace) if recorded else Selection(arch)
-            archs = all_archs(specs) if arch == ALL else ()
-            new = replace(start, cells=cells.files, digests=cells.digests, archs=archs)
+            new = replace(start, cells=cells.files, digests=cells.digests)
+            if arch == ALL:
+                new = replace(new, archs=all_archs(specs))
             yield Job(
                 bundle,
                 new,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 from ..ir.plan import ModulePlan, Unsupported
 from ..passes.pipeline import Plan
 from ..spec.arch import ArchSpec
-from ..spec.serving import ALL
 from .fileset import FileSet
 from .python.cell import cell_context
 from .python.choice import ChoiceText, choice_text
@@ -139,46 +138,43 @@ def choice_of(cell: str, inner: Sequence[Inner]) -> ChoiceText | None:
 
 
 def one_interface(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans of a fat bundle without the cells that cannot be one module on all architectures.
+    """The plans of a fat bundle, where each cell is one module on all architectures that have it.
 
     Args:
         plans: of the bundles in it, then its own.
 
     Returns:
-        The same without these cells; the last one says why.
+        The same; an architecture whose cell is another module than the reference's lacks it.
     """
     *inner, own = plans
-    differing = {
-        plan.cell: why
-        for plan in own.modules
-        if (why := _difference(plan, [m for p in inner for m in p.modules if m.cell == plan.cell]))
-    }
-    there = {plan.cell for plan in own.modules} - differing.keys()
+    interfaces = {plan.cell: _interface(plan) for plan in own.modules}
+    return [*(_fitting(plan, interfaces) for plan in inner), own]
+
+
+def _fitting(plan: Plan, interfaces: Mapping[str, Mapping[str, object]]) -> Plan:
+    """A plan with those of its cells that are the modules of these interfaces."""
+    present = [each for each in plan.modules if each.cell in interfaces]
+    reasons = {each.cell: _difference(each, interfaces[each.cell]) for each in present}
     refused = (
-        Unsupported(plan.cell, plan.module, plan.recipe, ALL, differing[plan.cell])
-        for plan in own.modules
-        if plan.cell in differing
+        Unsupported(each.cell, each.module, each.recipe, each.arch, why)
+        for each in present
+        if (why := reasons[each.cell])
     )
-    kept = [
-        replace(each, modules=tuple(plan for plan in each.modules if plan.cell in there))
-        for each in plans
-    ]
-    own = replace(kept[-1], unsupported=(*own.unsupported, *refused))
-    return [*kept[:-1], own]
+    return Plan(
+        tuple(each for each in present if not reasons[each.cell]), (*plan.unsupported, *refused)
+    )
 
 
-def _difference(own: ModulePlan, others: Sequence[ModulePlan]) -> str | None:
-    """Why the plans of a cell are not of one module; None where they are."""
-    here = _interface(own)
-    for other in others:
-        there = _interface(other)
-        names = [name for name in here if here[name] != there[name]]
-        if names:
-            return (
-                f"{_words(here[names[0]], there[names[0]], names[0])} on {other.arch} than on "
-                f"{own.arch}, and one module has to be that of both; make it for one architecture"
-            )
-    return None
+def _difference(plan: ModulePlan, interface: Mapping[str, object]) -> str:
+    """Why a plan is not of the module with this interface; empty where it is."""
+    own = _interface(plan)
+    name = next((name for name in own if own[name] != interface[name]), None)
+    if name is None:
+        return ""
+    return (
+        f"{_words(interface[name], own[name], name)} is not that of the reference, and both would "
+        f"be of one module; make it with --arch {plan.arch}"
+    )
 
 
 def _interface(plan: ModulePlan) -> dict[str, object]:
@@ -192,11 +188,15 @@ def _interface(plan: ModulePlan) -> dict[str, object]:
     return found
 
 
+_FIELDS = {"wgrad": "room for gradients that wait", "layouts": "layout of copies"}
+"""What of a module a field stands for, where its name does not say so."""
+
+
 def _words(here: object, there: object, name: str) -> str:
     """What differs: a buffer, if there is one to name."""
     if isinstance(here, tuple) and isinstance(there, tuple):
         states = [each for each in there if each not in here and isinstance(each, StateText)]
         if states:
             state = states[0]
-            return f"its buffer {state.path} [{state.extents}] {state.dtype} is another one"
-    return f"its {name.replace('_', ' ')} are others"
+            return f"its buffer {state.path} [{state.extents}] {state.dtype}"
+    return f"its {_FIELDS.get(name, name.replace('_', ' '))}"

@@ -26,11 +26,11 @@ _NO_FUSIONS = "no_fusions"
 """Key of a lock that names fusions which are left out; most locks have none."""
 _EXTENSIONS = "extensions"
 """Key of a lock of cells that extensions have a part in; most locks have none."""
-_DIGESTS = "digests"
-"""Key of a lock of a bundle with a manifest; most have none."""
 _ARCHS = "archs"
 """Key of the lock of a fat bundle."""
-_RARE = {_NO_FUSIONS, _EXTENSIONS, _DIGESTS, _ARCHS}
+_DIGESTS = "digests"
+"""Key of a lock of a bundle with a manifest; most have none."""
+_RARE = {_NO_FUSIONS, _EXTENSIONS, _ARCHS, _DIGESTS}
 
 
 class SelectionError(LockError):
@@ -71,9 +71,9 @@ class Selection:
         templates: template folders, likewise.
         no_fusions: fusions that are left out, sorted.
         extensions: that its cells were made with, sorted.
+        archs: of the bundles in a fat one, sorted; empty for every other.
         digests: cells of which its manifest has digests alone, sorted; those that cannot be made
             are among them.
-        archs: of the bundles in a fat one, sorted; empty for every other.
     """
 
     arch: str
@@ -83,8 +83,18 @@ class Selection:
     templates: tuple[str, ...] = ()
     no_fusions: tuple[str, ...] = ()
     extensions: tuple[UsedExtension, ...] = ()
-    digests: tuple[Cell, ...] = ()
     archs: tuple[str, ...] = ()
+    digests: tuple[Cell, ...] = ()
+
+    @property
+    def is_fat(self) -> bool:
+        """Whether it is one that chooses among those of several architectures, by device."""
+        return self.arch == ALL
+
+    @property
+    def own_arch(self) -> str:
+        """The architecture that its own files are for: that of a fat one is the reference."""
+        return CPU if self.is_fat else self.arch
 
     @property
     def every(self) -> tuple[Cell, ...]:
@@ -96,16 +106,6 @@ class Selection:
         files = {*self.cells, *cells}
         digests = tuple(cell for cell in self.digests if cell not in files)
         return replace(self, cells=tuple(sorted(files)), digests=digests)
-
-    @property
-    def is_fat(self) -> bool:
-        """Whether it is one that chooses among those of several architectures, by device."""
-        return self.arch == ALL
-
-    @property
-    def own_arch(self) -> str:
-        """The architecture that its own files are for: that of a fat one is the reference."""
-        return CPU if self.is_fat else self.arch
 
     @property
     def op_namespace(self) -> str:
@@ -122,8 +122,8 @@ class Selection:
             "templates": list(self.templates),
         }
         data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
-        data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         data |= {_ARCHS: list(self.archs)} if self.is_fat else {}
+        data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
     @classmethod
@@ -160,8 +160,8 @@ class Selection:
             templates=tuple(sorted(set(lists["templates"]))),
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
             extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
-            digests=digests,
             archs=_archs(data, lock),
+            digests=digests,
         )
 
 
@@ -171,6 +171,8 @@ def _archs(data: Mapping[str, object], lock: Path) -> tuple[str, ...]:
         raise _malformed(
             lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone"
         )
+    if _ARCHS in data and _DIGESTS in data:
+        raise _malformed(lock, f"selection: {_ARCHS!r} and {_DIGESTS!r} do not go together")
     names = _strings(data.get(_ARCHS, []), _ARCHS, lock)
     return tuple(sorted({_matching(name, _GPU, _ARCHS, lock) for name in names}))
 
