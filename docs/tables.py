@@ -72,9 +72,18 @@ MMA_SYNC = (
     "templates/static/csrc/fusegen/*/*.mma.cuh",
 )
 """The same of Ampere, Ada and GeForce's Blackwell; later architectures can run most of it, too."""
+TENSOR_MEMORY = (
+    "specs/archs/sm_100a.yaml",
+    "generator/fusegen/families/tcgen05.py",
+    "generator/fusegen/families/*_tcgen05.py",
+    "templates/csrc/*_tcgen05.*",
+    "templates/static/csrc/fusegen/*/*.sm100.cuh",
+)
+"""The same of Blackwell for data centres, whose loads and stores are Hopper's."""
 OWN = {
     "an architecture with an MMA of its own: what Hopper has of its own": HOPPER,
     "the same: what Ampere, Ada and GeForce's Blackwell have of their own": MMA_SYNC,
+    "the same: what Blackwell has of its own, for data centres": TENSOR_MEMORY,
 }
 
 

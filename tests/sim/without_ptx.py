@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,9 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "load/tma.sm90.cuh": (
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
+    ),
+    "load/scale_atoms.sm90.cuh": (
+        Replacement("cp.async.bulk", "sim::load_bytes(to, from, kAtomBytes, &barrier);"),
     ),
     "mainloop/promotion.sm90.cuh": (
         Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
@@ -113,9 +116,20 @@ def _on_cpu(name: str, text: str) -> str:
     return text
 
 
-def headers_on_cpu(folder: Path, first: Sequence[str]) -> dict[str, str]:
-    """Name -> text of some headers of a folder and of all that they include from there."""
+def headers_on_cpu(
+    folder: Path, first: Sequence[str], others: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name -> text of some headers of a folder and of all that they include from there.
+
+    Args:
+        folder: of the headers.
+        first: names of those.
+        others: texts that take the place of some.
+    """
+    taken = others or {}
     names = sorted({name for each in first for name in _included(folder, each)})
     gone = [name for name in REPLACEMENTS if not (folder / name).is_file()]
     assert not gone, f"no longer there: {gone}"
-    return {name: _on_cpu(name, (folder / name).read_text()) for name in names}
+    return {
+        name: _on_cpu(name, taken.get(name) or (folder / name).read_text("utf-8")) for name in names
+    }

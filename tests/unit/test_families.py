@@ -41,7 +41,7 @@ from fusegen.ir.quantization import (
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec import points
-from fusegen.spec.arch import Every, FamilySpec
+from fusegen.spec.arch import Every, FamilySpec, capability_of
 from fusegen.spec.offered import offered
 from fusegen.steps import definition
 from fusegen.steps.launch import Origin
@@ -145,13 +145,14 @@ def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
 def test_families_run_where_their_instructions_are() -> None:
     """Device code without a suffix, and that of mma.sync, runs from 8.0 on; of FP8 from 8.9 on."""
     for family in FAMILIES:
-        of_hopper = family.name.endswith("_sm90")
-        of_ada = family.name == "gemm_fp8_mma"
-        assert not family.cannot_run_on("sm_90a", (9, 0)), family.name
-        assert family.cannot_run_on("sm_75", (7, 5)), family.name
-        assert bool(family.cannot_run_on("sm_80", (8, 0))) == (of_hopper or of_ada), family.name
-        for arch, capability in (("sm_89", (8, 9)), ("sm_100a", (10, 0))):
-            assert bool(family.cannot_run_on(arch, capability)) == of_hopper, family.name
+        word = family.name.rpartition("_")[2]
+        own = {"sm90": "sm_90a", "tcgen05": "sm_100a"}.get(word)
+        refuses = {"sm_75", *(["sm_80"] if family.name == "gemm_fp8_mma" else [])}
+        for arch in ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"):
+            capability = capability_of(arch)
+            assert capability
+            refused = arch in refuses or own not in (None, arch)
+            assert bool(family.cannot_run_on(arch, capability)) == refused, (family.name, arch)
     assert known("gemm_fp8_mma").cannot_run_on("sm_86", (8, 6))
 
 
@@ -279,6 +280,7 @@ def test_units_state_what_families_derive() -> None:
     limits_of = {
         "sm_90a": "<232448, 65536>",
         "sm_80": "<166912, 65536>",
+        "sm_100a": "<232448, 65536>",
         "sm_120a": "<101376, 65536>",
     }
     for arch, limits in limits_of.items():

@@ -8,6 +8,7 @@ import click
 
 from ..commands.following import next_steps
 from ..commands.report import BundleReport, Generated
+from ..emit.manifest import MANIFEST, differing
 from ..emit.text.fold import fold
 from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
@@ -111,6 +112,10 @@ def show_drift(found: Generated, folders: Folders) -> None:
 
 def _drift_lines(report: BundleReport) -> list[str]:
     lines = [f"{STATES[change.kind]:<14}  {change.path}" for change in report.differing]
+    for change in report.differing:
+        if change.path == MANIFEST:
+            cells = ", ".join(differing(change.before, change.after))
+            lines += fold(f"{'':<14}  cells: {cells}", _UNDER_CELLS)
     if report.changes.interrupted:
         lines.append("a publish was cut short here")
     lines += report.extensions

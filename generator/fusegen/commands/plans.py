@@ -75,7 +75,8 @@ def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
     targets_or_names(query.targets, named)
     if query.targets:
-        wanted = target_cells(specs, query.targets)
+        named_by = target_cells(specs, query.targets)
+        wanted = {arch: cells.every for arch, cells in named_by.items()}
     else:
         modules = [spec_named(specs, SpecKind.MODULES, name) for name in query.modules]
         recipes = [spec_named(specs, SpecKind.RECIPES, name) for name in query.recipes]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..emit.bundle import render_bundle
 from ..emit.fileset import FileSet
+from ..emit.manifest import MANIFEST, render_manifest
 from ..emit.polish import polishing
 from ..ir.naming import Cell
 from ..ir.plan import Unsupported
@@ -70,12 +71,18 @@ def _render(job: Job, inputs: Inputs, observe: Observer | None) -> Rendered:
     plan = resolve(specs, wanted.arch, wanted.cells, derivations(), observe)
     if job.strict and plan.unsupported:
         raise UsageError("\n".join(_impossible(cell, job) for cell in plan.unsupported))
-    renderer = inputs.renderer(job.templates)
-    files = FileSet()
+    renderer, arch = inputs.renderer(job.templates), specs.archs[wanted.arch]
+    files, plans = FileSet(), plan.modules
     if plan.modules:
-        files = render_bundle(plan.modules, specs.archs[wanted.arch], wanted.op_namespace, renderer)
+        files = render_bundle(plan.modules, arch, wanted.op_namespace, renderer)
+    if wanted.digests:
+        others = resolve(specs, wanted.arch, wanted.digests, derivations(), observe)
+        owners = tuple(module.cell for module in plan.modules)
+        manifest = render_manifest(others, arch, wanted.op_namespace, renderer, owners)
+        files = FileSet((*files.items(), (MANIFEST, manifest)))
+        plans = (*plans, *others.modules)
     specs_in_use = used_specs(
-        [path for path in job.specs if path != paths.builtin_specs()], specs, plan.modules
+        [path for path in job.specs if path != paths.builtin_specs()], specs, plans
     )
     templates_in_use = used_templates(
         [path for path in job.templates if path != paths.builtin_templates()], files
@@ -87,7 +94,7 @@ def _render(job: Job, inputs: Inputs, observe: Observer | None) -> Rendered:
         templates=relative_folders(job.bundle, templates_in_use),
         extensions=tuple(
             UsedExtension(each.name, each.package, each.version, each.digest)
-            for each in used_extensions(specs, plan.modules, files)
+            for each in used_extensions(specs, plans, files)
         ),
     )
     return Rendered(job, settled, files, plan.unsupported)

@@ -129,18 +129,18 @@ def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
         except SelectionError:
             recorded = None  # It is about to be replaced.
         if request.remove:
-            here = [c for c in cells if recorded and c in recorded.cells]
+            here = [c for c in cells.every if recorded and c in recorded.every]
             yield _changed(request, bundle, arch, recorded, here)
         else:
             start = Selection(arch, recorded.namespace) if recorded else Selection(arch)
-            new = replace(start, cells=cells)
+            new = replace(start, cells=cells.files, digests=cells.digests)
             yield Job(
                 bundle,
                 new,
                 recorded,
                 merge_folders(request.folders.specs),
                 merge_folders(request.folders.templates),
-                frozenset(cells),
+                frozenset(cells.every),
                 strict=False,
             )
 
@@ -184,7 +184,7 @@ def _changed(
         after = without(before, cells, bundle)
         given: frozenset[Cell] = frozenset()
     else:
-        after = replace(before, cells=tuple(sorted({*before.cells, *cells})))
+        after = before.adding(cells)
         given = frozenset(cells)
     return job_for(request, bundle, after, recorded, given)
 

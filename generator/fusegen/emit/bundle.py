@@ -346,6 +346,32 @@ def _compiled(
             yield _unit(renderer, unit, context.namespace, owners, sources)
 
 
+def render_kernels(
+    plans: Iterable[ModulePlan], arch: ArchSpec, namespace: str, renderer: Renderer
+) -> FileSet:
+    """The kernel units of cells and the headers that they include, without what calls them.
+
+    Args:
+        plans: of cells, of which any number may share units; none is kept.
+        arch, namespace, renderer: as of a bundle, whose units have the same bytes.
+    """
+    files: dict[str, Artifact] = {}
+    for plan in plans:
+        for kernels in plan.kernel_sets:
+            if all(_unit_path(unit) in files for unit in kernels.units):
+                continue
+            _, sources = _users((plan,), kernels)
+            for unit in marked(kernels).units:
+                path, artifact = _unit(renderer, unit, namespace, (), sources)
+                files.setdefault(path, artifact)
+    units = [*files.items()]
+    return FileSet((*units, *_statics(renderer, "csrc", units, (), _INCLUDE, set())))
+
+
+def _unit_path(unit: KernelUnit) -> str:
+    return f"csrc/kernels/{unit.name}.cu"
+
+
 def _unit(
     renderer: Renderer,
     unit: KernelUnit,
@@ -354,8 +380,7 @@ def _unit(
     sources: tuple[str, ...],
 ) -> tuple[str, Artifact]:
     context: UnitContext = unit_context(unit, namespace)
-    path = f"csrc/kernels/{unit.name}.cu"
-    return _render(renderer, path, context.template, context, owners, sources)
+    return _render(renderer, _unit_path(unit), context.template, context, owners, sources)
 
 
 def _users(

@@ -18,6 +18,7 @@ from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
+from .contract import Contract, contract_of
 
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
@@ -229,6 +230,7 @@ class Family:
         most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
+        contracts: what its compiled units have to be; of a unit the first that is of its variant.
     """
 
     name: str
@@ -250,6 +252,7 @@ class Family:
     most_parts: int = 0
     configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
+    contracts: tuple[Contract, ...] = ()
 
     @cached_property
     def scalings(self) -> tuple[str, ...]:
@@ -297,6 +300,10 @@ class Family:
             return tuple(stated.items())
         store = variant or Variant((DType.IO,), (), ())
         return (*stated.items(), *self.configured.constants(config, kind, store, limits))
+
+    def contract(self, variant: Variant | None) -> Contract:
+        """What a compiled unit of a variant has to be."""
+        return contract_of(self.contracts, variant)
 
     def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
         """Why an architecture has not the instructions; empty where it has them."""

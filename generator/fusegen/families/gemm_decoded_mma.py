@@ -7,7 +7,7 @@ from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .mma_sync import Operands
+from .mma_sync import Operands, contract_by
 
 GEMM_DECODED_MMA = Family(
     "gemm_decoded_mma",
@@ -19,4 +19,5 @@ GEMM_DECODED_MMA = Family(
     ends=tuple(EndScale),
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
+    contracts=(contract_by(r"HMMA\.16816\.F32"),),
 )

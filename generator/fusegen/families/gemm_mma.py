@@ -6,7 +6,7 @@ from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .mma_sync import Operands
+from .mma_sync import Operands, contract_by
 
 GEMM_MMA = Family(
     "gemm_mma",
@@ -16,4 +16,5 @@ GEMM_MMA = Family(
     stores=tuple(Store),
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
+    contracts=(contract_by(r"HMMA\.16816\.F32"),),
 )

@@ -10,7 +10,7 @@ from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
-from .mma_sync import Operands
+from .mma_sync import Operands, contract_by
 from .scalings import FP8, GROUPS_START, MX_1X32, MX_32X32, POW2_1X128, POW2_128X128
 
 _FP32 = (Accumulation.FP32,)
@@ -34,4 +34,5 @@ GEMM_MX_MMA = Family(
     ),
     configured=Operands(element_bits=8, scale_block=32).configured,
     enumerators={Accumulation.FP32.value: "fast", Accumulation.SPLIT_128.value: "split"},
+    contracts=(contract_by(r"QMMA\.SF\.16832\.F32"),),
 )

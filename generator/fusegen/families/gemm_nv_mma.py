@@ -8,7 +8,7 @@ from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
-from .mma_sync import Operands
+from .mma_sync import Operands, contract_by
 from .scalings import GROUPS_START, NV_1X16, NV_16X16
 
 _FP32 = (Accumulation.FP32,)
@@ -25,4 +25,5 @@ GEMM_NV_MMA = Family(
     layout=LayoutNeeds(GROUPS_START, scale_atoms=(NV_1X16.name, NV_16X16.name)),
     configured=Operands(element_bits=4, scale_block=16).configured,
     enumerators={Accumulation.FP32.value: "fast"},
+    contracts=(contract_by(r"OMMA\.SF\.16864\.F32"),),
 )

@@ -17,6 +17,7 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
+from .contract import Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
 
@@ -208,3 +209,8 @@ def lighter(config: MmaConfig) -> Iterator[MmaConfig]:
     """The same kernel, of which fewer CTAs are to fit on an SM."""
     for ctas in range(config.ctas - 1, 0, -1):
         yield replace(config, ctas=ctas)
+
+
+def contract_by(instruction: str) -> Contract:
+    """Of kernels whose operands come by ``cp.async`` and ``ldmatrix`` to an MMA."""
+    return Contract(opcodes=(instruction, r"LDGSTS\.\S*128", "LDSM"))

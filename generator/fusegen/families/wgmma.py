@@ -17,6 +17,7 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
+from .contract import Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 
@@ -236,6 +237,19 @@ class Operands:
         stages = self.resources(config, kind, variant, limits).stages
         if stages < _LEAST_STAGES:
             yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
+
+
+def contracts_of(multiply: str) -> tuple[Contract, ...]:
+    """Of families that multiply by one kind of warpgroup MMA, and load and store by TMA.
+
+    What is added to something is added by memory, or by warps in tiles of short groups.
+    """
+    opcodes = (rf"{multiply}\.", "UTMALDG", "UTMASTG")
+    others = tuple(rf"{each}\." for each in ("HGMMA", "QGMMA", "HMMA") if each != multiply)
+    return (
+        Contract(r"(^|_)add(_io)?$", opcodes=(*opcodes, "UTMAREDG"), without=others),
+        Contract(opcodes=opcodes, without=(*others, "UTMAREDG")),
+    )
 
 
 def _math_groups(config: WgmmaConfig) -> int:

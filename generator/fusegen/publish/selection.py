@@ -24,7 +24,9 @@ _NO_FUSIONS = "no_fusions"
 """Key of a lock that names fusions which are left out; most locks have none."""
 _EXTENSIONS = "extensions"
 """Key of a lock of cells that extensions have a part in; most locks have none."""
-_RARE = {_NO_FUSIONS, _EXTENSIONS}
+_DIGESTS = "digests"
+"""Key of a lock of a bundle with a manifest; most have none."""
+_RARE = {_NO_FUSIONS, _EXTENSIONS, _DIGESTS}
 
 
 class SelectionError(LockError):
@@ -64,6 +66,8 @@ class Selection:
         templates: template folders, likewise.
         no_fusions: fusions that are left out, sorted.
         extensions: that its cells were made with, sorted.
+        digests: cells of which its manifest has digests alone, sorted; those that cannot be made
+            are among them.
     """
 
     arch: str
@@ -73,6 +77,18 @@ class Selection:
     templates: tuple[str, ...] = ()
     no_fusions: tuple[str, ...] = ()
     extensions: tuple[UsedExtension, ...] = ()
+    digests: tuple[Cell, ...] = ()
+
+    @property
+    def every(self) -> tuple[Cell, ...]:
+        """Cells that it has files or digests of, sorted."""
+        return tuple(sorted((*self.cells, *self.digests)))
+
+    def adding(self, cells: Iterable[Cell]) -> Selection:
+        """With files of these cells, too, in the place of digests."""
+        files = {*self.cells, *cells}
+        digests = tuple(cell for cell in self.digests if cell not in files)
+        return replace(self, cells=tuple(sorted(files)), digests=digests)
 
     @property
     def op_namespace(self) -> str:
@@ -89,6 +105,7 @@ class Selection:
             "templates": list(self.templates),
         }
         data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
+        data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
     @classmethod
@@ -107,10 +124,16 @@ class Selection:
             for folder in lists[key]:
                 if "\0" in folder or not is_text(folder):
                     raise _malformed(lock, f"selection: {folder!r} cannot name a folder of {key}")
+        lists[_DIGESTS] = _strings(data.get(_DIGESTS, []), _DIGESTS, lock)
         try:
-            cells = tuple(sorted({Cell.parse(text) for text in lists["cells"]}))
+            cells, digests = (
+                tuple(sorted({Cell.parse(text) for text in lists[key]}))
+                for key in ("cells", _DIGESTS)
+            )
         except ValueError as error:
             raise _malformed(lock, f"selection: {error}") from None
+        if both := {*cells} & {*digests}:
+            raise _malformed(lock, f"selection: {min(both)} is in cells and in {_DIGESTS}")
         return cls(
             arch=_matching(data["arch"], _ARCH, "arch", lock),
             namespace=_matching(data["namespace"], _PREFIX, "namespace", lock),
@@ -119,6 +142,7 @@ class Selection:
             templates=tuple(sorted(set(lists["templates"]))),
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
             extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
+            digests=digests,
         )
 
 
@@ -203,9 +227,13 @@ def without(selection: Selection, cells: Iterable[Cell], where: Path) -> Selecti
     Raises:
         UsageError: one of them is not in it.
     """
-    present = [str(cell) for cell in selection.cells]
+    present = [str(cell) for cell in selection.every]
     leaving = {known(f"module of {where}", str(cell), present) for cell in cells}
-    return replace(selection, cells=tuple(c for c in selection.cells if str(c) not in leaving))
+
+    def staying(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        return tuple(cell for cell in cells if str(cell) not in leaving)
+
+    return replace(selection, cells=staying(selection.cells), digests=staying(selection.digests))
 
 
 def check_cells(
@@ -220,7 +248,7 @@ def check_cells(
         UsageError: naming the closest name or, for a recorded cell, the ways out.
     """
     spec_named(specs, SpecKind.ARCHS, selection.arch)
-    for cell in selection.cells:
+    for cell in selection.every:
         try:
             spec_named(specs, SpecKind.MODULES, cell.module)
             spec_named(specs, SpecKind.RECIPES, cell.recipe)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from pydantic.dataclasses import dataclass
 
 from ..ir.fields import STRICT
 from .fields import Edition, Line, Name
+
+
+class Kept(str, Enum):
+    """What a bundle has of a cell."""
+
+    FILES = "files"
+    DIGESTS = "digests"
+    """A line of its manifest: what the cell's files would be, so that a change of them shows."""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -17,6 +27,8 @@ class TargetSpec:
         modules: that each bundle has.
         recipes: of each module.
         options: choices that every module is generated with.
+        kept: what bundles have of these cells: their files, or digests of them in a manifest;
+            files where another target asks for those.
     """
 
     edition: Edition
@@ -26,6 +38,7 @@ class TargetSpec:
     modules: tuple[Name, ...]
     recipes: tuple[Name, ...]
     options: tuple[Name, ...] = ()
+    kept: Kept = Kept.FILES
 
     @property
     def name(self) -> str:

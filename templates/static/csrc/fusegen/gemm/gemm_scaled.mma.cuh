@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "fusegen/gemm/arguments.cuh"
+#include "fusegen/gemm/arguments_scaled.cuh"
 #include "fusegen/gemm/config_scaled.mma.cuh"
 #include "fusegen/gemm/gemm.mma.cuh"
 #include "fusegen/gemm/gemm_scaled.h"
@@ -32,38 +33,16 @@ static __global__ void __launch_bounds__(
   }
 }
 
-template <Gemm kind, int bits>
-Status check_scaled_arguments(const ScaledGemmArguments& in) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const GemmArguments& g = in.gemm;
-  if (Status status = check_arguments(g); !status.ok()) return status;
-  const int64_t k = kind == Gemm::fprop ? g.k : kind == Gemm::dgrad ? g.n : g.tokens;
-  for (const int64_t pitch : {in.pitch_a, in.pitch_b}) {
-    if (pitch * 8 / bits < k || pitch % kPitch != 0) {
-      return {kInvalid, "pitch_a and pitch_b: multiples of 16, at least the contraction"};
-    }
-  }
-  if (g.tokens == 0) return {};
-  if (in.scale_a == nullptr || in.scale_b == nullptr) return {kInvalid, "scale_a and scale_b"};
-  const bool amaxes = in.amax_a != nullptr && in.amax_b != nullptr;
-  if (bits == 4 && !amaxes) return {kInvalid, "amax_a and amax_b"};
-  return {};
-}
-
 template <Gemm kind, class Multiply>
 ScaledOperands scaled_operands(const ScaledGemmArguments& in) {
   const GemmArguments& g = in.gemm;
-  const int64_t rows = kind == Gemm::fprop ? g.n : g.k;  // of a weight as it is read
-  const int64_t length = kind == Gemm::fprop ? g.k : kind == Gemm::dgrad ? g.n : g.tokens;
-  const RowGroups groups{g.group_sizes, int32_t(g.tokens), int32_t(g.groups)};
-  const int32_t atoms = kind == Gemm::wgrad ? atoms_along_rows(groups, Multiply::kBlock)
-                                            : atoms_along(int32_t(length), Multiply::kBlock);
+  const AtomCounts counts = atom_counts<kind, Multiply::kBlock>(g);
   return {{static_cast<const uint8_t*>(g.a), static_cast<const uint8_t*>(g.b), uint32_t(in.pitch_a),
            uint32_t(in.pitch_b)},
           static_cast<const uint8_t*>(in.scale_a),
           static_cast<const uint8_t*>(in.scale_b),
-          atoms,
-          int32_t(blocks(uint32_t(rows), kAtomRows))};
+          counts.along,
+          counts.rows_b};
 }
 
 // Internal linkage: see launch_gemm.
