@@ -9,7 +9,7 @@ HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
 ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights chains
-TARGETS := $(basename $(notdir $(wildcard specs/targets/*.yaml)))
+TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml))))
 INPUTS := pyproject.toml constraints.txt Makefile
 
 .PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-matrix test-fast test-options test-kernels test-all compile-all gpu-build gpu-test release-check check regenerate before clean

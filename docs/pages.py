@@ -219,9 +219,9 @@ def architectures() -> Iterator[str]:
     )
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
     said = dict(re.findall(r"^- `(\w+)`: (.*)$", README.read_text("utf-8"), re.MULTILINE))
-    for name, arch in sorted(load([ROOT / "specs"]).archs.items()):
-        if arch.has_kernels:
-            yield from _architecture(arch, record.get(name, {}), said.get(name, ""))
+    archs = (arch for arch in load([ROOT / "specs"]).archs.values() if arch.capability)
+    for arch in sorted(archs, key=lambda each: (each.capability, each.name)):
+        yield from _architecture(arch, record.get(arch.name, {}), said.get(arch.name, ""))
 
 
 def _architecture(arch: ArchSpec, record: Mapping[str, Any], evidence: str) -> Iterator[str]:

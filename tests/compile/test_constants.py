@@ -132,6 +132,10 @@ POINTS: Mapping[str, Mapping[str, Config]] = {
         "gemm_fp8_block_sm90": WgmmaConfig(Schedule.COOPERATIVE, (192, 128, 128), (1, 1)),
     },
     "sm_80": {"gemm_mma": MmaConfig((64, 128, 64), (2, 4), 3, 1)},
+    "sm_89": {
+        "gemm_mma": MmaConfig((64, 256, 64), (2, 4), 2, 1),
+        "gemm_fp8_split_mma": MmaConfig((64, 128, 128), (1, 4), 3, 1),
+    },
 }
 """Configurations that no rule chooses, in the place of those that one does."""
 

@@ -28,6 +28,8 @@ WRITTEN = "written"
 TWIN = "twin"
 """The bundle of an architecture that no GPU here runs, compiled for one that is here: with matrix
 instructions in software, and all else as it is."""
+TWINS = {"sm_100a": "sm_90a_tcgen05", "sm_120a": "sm_90a_twin"}
+"""What the bundles of twins are called, by the architecture that each is of (twin.py)."""
 FURTHER = {
     EVIDENCE: "further cells",
     WRITTEN: "specs of tests: chains, recipes, extension",

@@ -1,7 +1,7 @@
 """The ledger: which kernels ran, tested, on which device, and whether they changed since.
 
     python tests/gpu/ledger.py run [--no-build]   the four steps that follow, on this GPU
-    python tests/gpu/ledger.py build [--jobs N]   generate the further bundles and build everything
+    python tests/gpu/ledger.py build [--jobs N] [BUNDLE...]  generate the further bundles and build
     python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
     python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
     python tests/gpu/ledger.py record             write what both found into the ledger
@@ -118,8 +118,12 @@ def further_bundles() -> list[Path]:
     """The bundles for the GPU run alone, brought up to the specs."""
     sys.path.insert(0, str(bundles.ROOT / "generator"))
     import evidence
+    import twin
     import written
 
+    twin.generate(
+        arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in load()
+    )
     whole = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
     archs = [folder.name for folder in whole]
     evidence.generate(archs)
@@ -129,7 +133,7 @@ def further_bundles() -> list[Path]:
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
     """What the files of one bundle, those of its twin and the ledger say."""
-    twin = bundles.BUILD / bundles.TWIN / folder.name
+    twin = bundles.BUILD / bundles.TWIN / bundles.TWINS.get(folder.name, "none")
     return matrix.BundleFacts(
         arch=folder.name,
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
@@ -137,7 +141,7 @@ def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
         hashes=hash_units(folder),
         entries=entries.get(bundles.key_of(folder), {}),
         digests=_digests_of(folder / bundles.MANIFEST),
-        twin=facts_of(twin, entries) if twin.is_dir() and twin != folder else None,
+        twin=facts_of(twin, entries) if twin.is_dir() else None,
         compiled=_all_compiled(folder.name),
     )
 
@@ -233,9 +237,28 @@ def write_readme(*, only_check: bool) -> int:
 # ---- runs
 
 
-def build(jobs: int | None = None) -> int:
-    """Generate the further bundles and build every compiled bundle, to run here or elsewhere."""
-    for folder in (*bundles.compiled_bundles(), *further_bundles()):
+def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
+    """Generate the further bundles and build every compiled bundle, to run here or elsewhere.
+
+    Of those named, if any are: committed ones without generating further ones.
+
+    Raises:
+        LedgerError: there is none of a name.
+    """
+    committed = {bundles.key_of(folder): folder for folder in bundles.compiled_bundles()}
+    if not wanted:
+        import twin
+
+        twin.generate(arch for arch in bundles.TWINS if arch in committed)
+    further = (
+        {}
+        if {*wanted} <= {*committed} and wanted
+        else {bundles.key_of(folder): folder for folder in further_bundles()}
+    )
+    every = committed | further
+    if unknown := [name for name in wanted if name not in every]:
+        raise LedgerError(f"{unknown[0]!r}: no bundle here; there are {', '.join(every)}")
+    for folder in [every[name] for name in wanted or every]:
         steps.build_bundle(folder, jobs)
         print(f"{bundles.key_of(folder)}: built", flush=True)
     return 0
@@ -318,7 +341,9 @@ def main(words: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run").add_argument("--no-build", action="store_true")
-    verbs.add_parser("build").add_argument("--jobs", type=int, help="units compiled at a time")
+    building = verbs.add_parser("build")
+    building.add_argument("--jobs", type=int, help="units compiled at a time")
+    building.add_argument("bundle", nargs="*", help='such as "sm_90a"; by default all')
     on_gpu = {"test": test, "sanitize": sanitize}
     for verb in on_gpu:
         verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
@@ -331,7 +356,7 @@ def main(words: list[str] | None = None) -> int:
         if arguments.verb == "run":
             return run(builds=not arguments.no_build)
         if arguments.verb == "build":
-            return build(arguments.jobs)
+            return build(arguments.jobs, arguments.bundle)
         if arguments.verb == "readme":
             return write_readme(only_check=arguments.check)
         if arguments.verb in on_gpu:

@@ -147,7 +147,7 @@ class BundleFacts:
 
 def matrix(facts: Iterable[BundleFacts]) -> str:
     """The support matrix as Markdown: a row per module and recipe, then a line per architecture."""
-    columns = sorted(facts, key=lambda bundle: (bundle.arch != "cpu", bundle.arch))
+    columns = sorted(facts, key=lambda bundle: _place(bundle.arch))
     shown_of = {bundle.arch: (*bundle.cells, *bundle.digests) for bundle in columns}
     rows = sorted({(cell.module, cell.recipe) for cells in shown_of.values() for cell in cells})
     heads = ["module", "recipe", *(f"`{bundle.arch}`" for bundle in columns)]
@@ -166,6 +166,12 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
         ]
         lines.append(table_row([f"`{module}`", f"`{recipe}`", *shown]))
     return "\n".join([*lines, "", *(f"- `{bundle.arch}`: {bundle.run()}" for bundle in columns)])
+
+
+def _place(arch: str) -> tuple[int, str]:
+    """In the order of compute capabilities; what has none, the CPU, is the first."""
+    digits = re.search(r"\d+", arch)
+    return (int(digits[0]) if digits else 0, arch)
 
 
 def table_row(cells: Iterable[str]) -> str:

@@ -4,12 +4,12 @@
 
 Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies is
 decoded elements through the MMA of 16 bits.  The bundle is `OUT/sm_90a_twin`, by default in
-`build/twins`:
+`build/twin`:
 
-    fusegen build build/twins/sm_90a_twin
-    FUSEGEN_TEST_BUNDLE=build/twins/sm_90a_twin pytest tests/gpu
+    fusegen build build/twin/sm_90a_twin
+    FUSEGEN_TEST_BUNDLE=build/twin/sm_90a_twin pytest tests/gpu
 
-Nothing is measured by it, and no ledger has it: it says whether results are right.
+Nothing is measured by it: it says whether results are right. The ledger says where it ran.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import yaml
 from fusegen.ir.naming import Cell
 from fusegen.publish.paths import builtin_specs
 
-TWINS = "twins"
 OF, ON = "sm_120a", "sm_90a"
-NAME = f"{ON}_twin"
+NAME = bundles.TWINS[OF]
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
 RECIPES = ("mxfp8", "nvfp4", "fp8_block")
 FURTHER = (
@@ -66,4 +65,4 @@ def generate(out: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(generate(Path(sys.argv[1]) if len(sys.argv) > 1 else bundles.BUILD / TWINS))
+    print(generate(Path(sys.argv[1]) if len(sys.argv) > 1 else bundles.BUILD / bundles.TWIN))

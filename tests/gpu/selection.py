@@ -28,8 +28,9 @@ _GEMM = re.compile(
 )
 # As they print those of gemm/gemm{,_fp8,_scaled}.mma.cuh.
 _MMA_GEMM = re.compile(
-    r"ragged_(?:fp8_|decoded_|scaled_)?mma_gemm<\(fusegen::Gemm\)(\d), (?:__nv_fp8_\w+, __nv_fp8_\w+, "
-    r"|fusegen::MxWarpMma<__nv_fp8_\w+, __nv_fp8_\w+ ?>, |fusegen::NvWarpMma, )?(\w+), "
+    r"ragged_(?:fp8_|decoded_|scaled_)?mma_gemm<\(fusegen::Gemm\)(\d), "
+    r"(?:__nv_fp8_\w+, __nv_fp8_\w+, |fusegen::MxWarpMma<__nv_fp8_\w+, __nv_fp8_\w+ ?>, "
+    r"|fusegen::NvWarpMma, )?(\w+), "
     r"(?:\(fusegen::Fp8Scaling\)\d, )?(?:\(fusegen::Accumulation\)\d, )?fusegen::MmaConfig<"
     r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
 )

@@ -68,8 +68,8 @@ def test_kernel_names() -> None:
     assert selection.launch_of(name) == expected
     name = (
         "void fusegen::ragged_fp8_mma_gemm<(fusegen::Gemm)2, __nv_fp8_e5m2, __nv_fp8_e4m3, __half, "
-        "(fusegen::Fp8Scaling)0, (fusegen::Accumulation)1, fusegen::MmaConfig<128, 128, 64, 2, 4, 4,"
-        " 1, fusegen::Limits<101376, 65536> >, (fusegen::Store)6>(int)"
+        "(fusegen::Fp8Scaling)0, (fusegen::Accumulation)1, fusegen::MmaConfig<128, 128, 64, 2, 4, "
+        "4, 1, fusegen::Limits<101376, 65536> >, (fusegen::Store)6>(int)"
     )
     expected = selection.Launch("wgrad", "float16", "mma_128x128x64_2x4_4_1")
     assert selection.launch_of(name) == expected

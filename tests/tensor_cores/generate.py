@@ -1,11 +1,11 @@
-"""The bundle of sm_100a for an H200, with tensor cores in software: everything else is the real code.
+"""The bundle of sm_100a for an H200, with tensor cores in software; all else is the real code.
 
     python tests/tensor_cores/generate.py OUT [MODULE...]
     fusegen build OUT/sm_90a_tcgen05
     FUSEGEN_TEST_BUNDLE=OUT/sm_90a_tcgen05 pytest tests/gpu
 
-It is slow, for small shapes, and nothing is measured by it.  A kernel's tensor memory is of its CTA, so
-that it may run once at a time, on no more SMs than an H200 has.
+It is slow, for small shapes, and nothing is measured by it.  A kernel's tensor memory is of its
+CTA, so that it may run once at a time, on no more SMs than an H200 has.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def generate(out: Path, modules: Sequence[str]) -> Path:
     sys.path.append(str(ROOT / "tests"))
     from walkthroughs.walk import installed
 
-    packages, specs = out / "packages", out / "specs"
+    packages, specs = out / "packages", out / f"{ARCH}_specs"
     shutil.rmtree(packages, ignore_errors=True)
     installed(packages, HERE)
     write_spec(specs)

@@ -265,6 +265,40 @@ def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
         steps.verify_build(bundle)
 
 
+def test_only_named_bundles_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a committed one no further bundle is generated."""
+    repository(tmp_path, monkeypatch)
+    built: list[str] = []
+    monkeypatch.setattr(steps, "build_bundle", lambda folder, jobs: built.append(folder.name))
+    with monkeypatch.context() as nothing_generated:
+        nothing_generated.setattr(ledger, "further_bundles", None)
+        assert ledger.main(["build", "sm_90a"]) == 0 and built == ["sm_90a"]
+    further(tmp_path)
+    assert ledger.main(["build", "sm_90a evidence"]) == 0 and built == ["sm_90a"] * 2
+    assert ledger.main(["build"]) == 0 and built == ["sm_90a"] * 4, "no twin is of this one"
+    assert ledger.main(["build", "sm_91"]) == 1
+    assert "'sm_91': no bundle here; there are sm_90a, sm_90a evidence" in capsys.readouterr().err
+
+
+def test_every_twin_has_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = load("twin")
+    assert twin.MADE_BY.keys() == bundles.TWINS.keys()
+    made: list[Path] = []
+    monkeypatch.setattr(twin, "MADE_BY", {"sm_120a": made.append})
+    monkeypatch.setattr(bundles, "BUILD", tmp_path)
+    twin.generate(["sm_120a"])
+    assert made == [tmp_path / "twin"]
+
+
+def test_columns_stand_in_the_order_of_capabilities() -> None:
+    made = [facts({}, arch) for arch in ("sm_120a", "sm_90a", "cpu", "sm_80")]
+    assert matrix.matrix(made).startswith(
+        "| module | recipe | `cpu` | `sm_80` | `sm_90a` | `sm_120a` |"
+    )
+
+
 def test_passed_tests_are_told_from_others() -> None:
     junit = """<testsuites><testsuite>
     <testcase classname="sm.tests.test_x" name="a"/>
@@ -652,13 +686,15 @@ def test_a_twin_stands_beside_the_bundle_it_is_of(
     texts = {"README.md": "", "fusegen.lock": json.dumps({"files": {}})}
     write(own, sources | texts)
     write(own, {"manifest.json": json.dumps({"cells": {"silu__bf16": "native 1"}})})
-    twin = write(tmp_path / "twin" / "sm_100a", {**FILES, "csrc/sources.cmake": SOURCES, **texts})
+    name = bundles.TWINS["sm_100a"]
+    twin = write(tmp_path / "twin" / name, {**FILES, "csrc/sources.cmake": SOURCES, **texts})
     assert bundles.code_on(own, (9, 0)) is None
     assert bundles.code_on(twin, (9, 0)) is bundles.Code.TWIN
     assert bundles.code_on(committed, (9, 0)) is bundles.Code.SASS
-    assert bundles.key_of(twin) == "sm_100a twin" and bundles.folder_of("sm_100a twin") == twin
+    assert bundles.folder_of(bundles.key_of(twin)) == twin
+    assert bundles.further_bundles() == [twin]
     known = {unit: replace(entry(h), code="twin") for unit, h in ledger.hash_units(twin).items()}
-    (tmp_path / "ledger.json").write_text(ledger.dump({"sm_100a twin": known}, {}))
+    (tmp_path / "ledger.json").write_text(ledger.dump({f"{name} twin": known}, {}))
     said = ledger.facts_of(own, ledger.load())
     assert bundles.is_representative(own) and said.twin is not None
     assert said.run().startswith("compiled only: it has run on no GPU yet; its twin ran on NVIDIA")

@@ -36,21 +36,21 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kept, modules in KEPT.items():
         target = {
             "edition": CURRENT,
-            "target": kept,
+            "target": f"of_{kept}",
             "summary": "Cells of a test",
             "archs": [ARCH],
             "modules": modules.split(", "),
             "recipes": ["bf16"] if kept == "files" else ["bf16", "fp8_block"],
             "kept": kept,
         }
-        (folder / "targets" / f"{kept}.yaml").write_text(yaml.safe_dump(target))
+        (folder / "targets" / f"of_{kept}.yaml").write_text(yaml.safe_dump(target))
     return folder
 
 
 @pytest.fixture(scope="module")
 def out(specs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    generate(folder, specs, targets=("files", "digests"))
+    generate(folder, specs, targets=("of_files", "of_digests"))
     return folder
 
 
@@ -88,7 +88,7 @@ def test_a_bundle_has_files_of_some_cells_and_digests_of_others(out: Path, specs
 
 def test_a_digest_is_of_its_cell_alone(out: Path, specs: Path, tmp_path: Path) -> None:
     """What else the manifest or the bundle has changes none."""
-    target = yaml.safe_load((specs / "targets" / "digests.yaml").read_text())
+    target = yaml.safe_load((specs / "targets" / "of_digests.yaml").read_text())
     alone = {**target, "target": "alone", "modules": ["linear"], "recipes": ["fp8_block"]}
     (specs / "targets" / "alone.yaml").write_text(yaml.safe_dump(alone))
     generate(tmp_path, specs, targets=("alone",))
@@ -114,7 +114,7 @@ def test_what_a_cell_is_made_of_is_in_its_digest(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_check_names_the_cells_that_changed_and_the_command(specs: Path, tmp_path: Path) -> None:
     mine = Path(shutil.copytree(specs, tmp_path / "specs"))
-    generate(tmp_path, mine, targets=("files", "digests"))
+    generate(tmp_path, mine, targets=("of_files", "of_digests"))
     arch = mine / "archs" / f"{ARCH}.yaml"
     head, tail = arch.read_text("utf-8").split("  gemm_decoded_mma:")
     tail = tail.replace("stages: 4", "stages: 3").replace("_2x2_4_1", "_2x2_3_1")
@@ -131,7 +131,7 @@ def test_check_names_the_cells_that_changed_and_the_command(specs: Path, tmp_pat
 
 
 def test_a_line_edited_by_hand_is_refused(specs: Path, tmp_path: Path) -> None:
-    generate(tmp_path, specs, targets=("digests",))
+    generate(tmp_path, specs, targets=("of_digests",))
     path = tmp_path / ARCH / MANIFEST
     path.write_text(path.read_text("utf-8").replace('"silu__bf16": "', '"silu__bf16": "non'))
     said = check(tmp_path, specs)
@@ -144,7 +144,7 @@ def test_a_line_edited_by_hand_is_refused(specs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cells_come_go_and_change_what_is_kept(specs: Path, tmp_path: Path) -> None:
-    generate(tmp_path, specs, targets=("files", "digests"))
+    generate(tmp_path, specs, targets=("of_files", "of_digests"))
     words = {"archs": (ARCH,), "modules": ("silu",), "recipes": ("bf16",)}
     generate(tmp_path, specs, **words)
     assert (tmp_path / ARCH / "silu__bf16.py").is_file() and "silu__bf16" not in manifest(tmp_path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from .gpu_files import load
 from plans import plan_of
 
 from fusegen import api
 from fusegen.ir.plan import Status
 from fusegen.passes.pipeline import resolve_module
+
+from .gpu_files import load
 
 twins = load("mma_twins")
 

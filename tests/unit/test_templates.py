@@ -293,6 +293,7 @@ def test_every_template_and_static_file_is_used() -> None:
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
     recorder.read("report/page.html.j2")  # tests/unit/test_report.py renders it
+    recorder.read("bundle/_devices.py.j2")  # tests/unit/test_fat.py renders it
     files = {label(path) for path in FOLDER.rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == used
 

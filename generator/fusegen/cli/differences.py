@@ -13,7 +13,7 @@ from ..emit.text.fold import fold
 from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
-from ..publish.remedies import regeneration
+from ..publish.remedies import regeneration, whole
 from ..spec.usage import command_line
 from .output import say
 
@@ -99,8 +99,8 @@ def show_drift(found: Generated, folders: Folders) -> None:
     )
     show_diff(found)
     # An edited file keeps `generate` from writing any bundle beside it; ways out are said below.
-    stuck = {report.bundle.parent for report in found.refused}
-    regenerated = [report.bundle for report in drifted if report.bundle.parent not in stuck]
+    stuck = {whole(report.bundle).parent for report in found.refused}
+    regenerated = [each.bundle for each in drifted if whole(each.bundle).parent not in stuck]
     commands = [regeneration(regenerated, folders.options)] if regenerated else []
     if found.schemas and not drifted:
         commands.append("fusegen generate")

@@ -13,5 +13,5 @@ SOFTMAX = Family(
     summary="Softmax of scaled, masked rows.",
     device="softmax/softmax.cuh",
     row_alignment=8,
-    contracts=(Contract(registers=64),),
+    contracts=(Contract(registers=128),),
 )

@@ -331,7 +331,8 @@ def _gemm_set(
         for point in spec.points
     )
     rules = tuple(_rules(spec, units, arch))
-    return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
+    name = GemmUnit(family, kind, "", words).stem
+    return KernelSet(name, template, kind, units, rules, measured=spec.measured)
 
 
 def _rules(spec: KindSpec, units: Sequence[KernelUnit], arch: ArchSpec) -> Iterator[SelectionRule]:

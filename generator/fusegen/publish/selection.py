@@ -10,6 +10,7 @@ from pathlib import Path
 from ..ir.naming import Cell, default_namespace
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
+from ..spec.serving import ALL, CPU
 from ..spec.usage import UsageError, known, spec_named
 from .folders import is_text
 from .lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
@@ -19,14 +20,17 @@ DEFAULT_PREFIX = "fusegen"
 
 _PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_GPU = re.compile(r"sm_[a-z0-9]+(_[a-z0-9]+)*")
 _KEYS = ("arch", "namespace", "cells", "specs", "templates")
 _NO_FUSIONS = "no_fusions"
 """Key of a lock that names fusions which are left out; most locks have none."""
 _EXTENSIONS = "extensions"
 """Key of a lock of cells that extensions have a part in; most locks have none."""
+_ARCHS = "archs"
+"""Key of the lock of a fat bundle."""
 _DIGESTS = "digests"
 """Key of a lock of a bundle with a manifest; most have none."""
-_RARE = {_NO_FUSIONS, _EXTENSIONS, _DIGESTS}
+_RARE = {_NO_FUSIONS, _EXTENSIONS, _ARCHS, _DIGESTS}
 
 
 class SelectionError(LockError):
@@ -58,7 +62,8 @@ class Selection:
     """What one bundle holds.
 
     Attributes:
-        arch: its architecture; recorded because a bundle may be moved to a folder of another name.
+        arch: its architecture, or `all` for a fat bundle; recorded because a bundle may be moved to
+            a folder of another name.
         namespace: prefix of the namespace of its ops.
         cells: its modules, sorted.
         specs: spec folders that its cells need besides the built-in ones, relative to the lock
@@ -66,6 +71,7 @@ class Selection:
         templates: template folders, likewise.
         no_fusions: fusions that are left out, sorted.
         extensions: that its cells were made with, sorted.
+        archs: of the bundles in a fat one, sorted; empty for every other.
         digests: cells of which its manifest has digests alone, sorted; those that cannot be made
             are among them.
     """
@@ -77,7 +83,18 @@ class Selection:
     templates: tuple[str, ...] = ()
     no_fusions: tuple[str, ...] = ()
     extensions: tuple[UsedExtension, ...] = ()
+    archs: tuple[str, ...] = ()
     digests: tuple[Cell, ...] = ()
+
+    @property
+    def is_fat(self) -> bool:
+        """Whether it is one that chooses among those of several architectures, by device."""
+        return self.arch == ALL
+
+    @property
+    def own_arch(self) -> str:
+        """The architecture that its own files are for: that of a fat one is the reference."""
+        return CPU if self.is_fat else self.arch
 
     @property
     def every(self) -> tuple[Cell, ...]:
@@ -105,6 +122,7 @@ class Selection:
             "templates": list(self.templates),
         }
         data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
+        data |= {_ARCHS: list(self.archs)} if self.is_fat else {}
         data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
@@ -142,8 +160,21 @@ class Selection:
             templates=tuple(sorted(set(lists["templates"]))),
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
             extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
+            archs=_archs(data, lock),
             digests=digests,
         )
+
+
+def _archs(data: Mapping[str, object], lock: Path) -> tuple[str, ...]:
+    """The architectures of a fat bundle, whose names are those of folders in it."""
+    if (_ARCHS in data) != (data["arch"] == ALL):
+        raise _malformed(
+            lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone"
+        )
+    if _ARCHS in data and _DIGESTS in data:
+        raise _malformed(lock, f"selection: {_ARCHS!r} and {_DIGESTS!r} do not go together")
+    names = _strings(data.get(_ARCHS, []), _ARCHS, lock)
+    return tuple(sorted({_matching(name, _GPU, _ARCHS, lock) for name in names}))
 
 
 _FACTS = ("package", "version", "digest")
@@ -247,7 +278,8 @@ def check_cells(
     Raises:
         UsageError: naming the closest name or, for a recorded cell, the ways out.
     """
-    spec_named(specs, SpecKind.ARCHS, selection.arch)
+    for arch in (selection.own_arch, *selection.archs):
+        spec_named(specs, SpecKind.ARCHS, arch)
     for cell in selection.every:
         try:
             spec_named(specs, SpecKind.MODULES, cell.module)

@@ -67,7 +67,7 @@ class TargetCells:
 
 
 def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, TargetCells]:
-    """The cells of each architecture that the targets name, in the order they name them.
+    """The cells of each architecture, or `all`, that the targets name, in the order they name them.
 
     Raises:
         UsageError: an unknown target.

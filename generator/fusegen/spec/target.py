@@ -23,7 +23,7 @@ class TargetSpec:
     """A named selection: every listed module with every listed recipe on every listed arch.
 
     Attributes:
-        archs: for which bundles are made.
+        archs: for which bundles are made; `all` is one bundle with those of all GPUs in it.
         modules: that each bundle has.
         recipes: of each module.
         options: choices that every module is generated with.

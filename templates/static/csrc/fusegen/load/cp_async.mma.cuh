@@ -20,6 +20,9 @@ class OperandCopies {
   static constexpr bool kTransposed = Layout::kMajor == StageMajor::MN;
   static constexpr int kCount = Layout::kLines * Layout::kChunks / Threads;
   static constexpr int kLineStep = Threads / Layout::kChunks;
+  // Rows of 16 bits end with a chunk, and so may others; else the last stage of a row is copied in a
+  // loop, because copies of less than a chunk take registers.
+  static constexpr bool kWhole = WholeChunks || Layout::kChunkElements == kRowAlignment;
   static_assert(Layout::kLines * Layout::kChunks % Threads == 0);
   static_assert(Threads % Layout::kChunks == 0);
   static_assert(kLineStep % 8 == 0, "the permutation is the same in all of a thread's lines");
@@ -38,13 +41,14 @@ class OperandCopies {
     const int32_t across = kTransposed ? extent_ : left;
     const int32_t elements = across - int32_t(chunk()) * Layout::kChunkElements;
     const int32_t mine = elements > 0 ? lines - line() : 0;
-    const uint32_t bytes = chunk_bytes(elements);
     const uint32_t to = stage + Layout::offset(line(), chunk());
+    if (kWhole || left >= Layout::kChunks * Layout::kChunkElements) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      copy_async(to + i * kLineStep * Layout::kLineBytes,
-                 from_ + uint64_t(pitch) * uint32_t(i * kLineStep),
-                 i * kLineStep < mine ? bytes : 0);
+      for (int i = 0; i < kCount; ++i) copy_chunk(to, pitch, i, mine, 16);
+    } else {
+      const uint32_t bytes = (min(elements, Layout::kChunkElements) * Layout::kBits + 7) / 8;
+#pragma unroll 1
+      for (int i = 0; i < kCount; ++i) copy_chunk(to, pitch, i, mine, bytes);
     }
     from_ += kTransposed ? uint64_t(pitch) * Layout::kLines : Layout::kLineBytes;
   }
@@ -53,13 +57,10 @@ class OperandCopies {
   __device__ static int32_t line() { return int32_t(threadIdx.x) / Layout::kChunks; }
   __device__ static uint32_t chunk() { return threadIdx.x % Layout::kChunks; }
 
-  // Of a chunk with so many elements left. Rows of 16 bits have whole chunks.
-  __device__ static uint32_t chunk_bytes(int32_t elements) {
-    if constexpr (WholeChunks || Layout::kChunkElements == kRowAlignment) {
-      return 16;
-    } else {
-      return uint32_t(min(elements, Layout::kChunkElements) * Layout::kBits + 7) / 8;
-    }
+  // Of the i-th of its lines, if that is one of `mine`, the first `bytes`.
+  __device__ void copy_chunk(uint32_t to, uint32_t pitch, int i, int32_t mine, uint32_t bytes) {
+    copy_async(to + i * kLineStep * Layout::kLineBytes,
+               from_ + uint64_t(pitch) * uint32_t(i * kLineStep), i * kLineStep < mine ? bytes : 0);
   }
 
   const uint8_t* from_;
