@@ -60,7 +60,7 @@ struct AtomScales {
     __device__ void copy(uint32_t stage, int32_t left) {
       if (threadIdx.x >= kChunks) return;
       const bool any = exists_ && first_ < left;
-      copy_async(stage + threadIdx.x * 16, from_ + done_ / kDepth * kAtomBytes, any ? 16 : 0);
+      copy_async(stage + threadIdx.x * 16, from_ + int64_t(done_ / kDepth) * kAtomBytes, any ? 16 : 0);
       done_ += T::kDepth;
     }
 
