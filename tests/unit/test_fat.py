@@ -238,6 +238,7 @@ def _with_wider_copies(plan: Plan) -> Plan:
     )
 
 
+@pytest.mark.slow
 def test_buffers_of_two_shapes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of weights are buffers of the one module: an architecture has them so or lacks it."""
 
