@@ -243,7 +243,7 @@ def test_a_gpu_with_less_shared_memory_gives_the_same_bits(
     memory: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row is under way instead of two; sums that do not fit beside it are made on their own."""
+    """Fewer rows are under way; sums that do not fit beside one are made on their own."""
     case = Case(kind, 300 if columns == 16384 else 37, columns, torch.bfloat16)
     add = torch.randn(case.x.shape, generator=torch.Generator().manual_seed(7)).to(case.dtype)
     add = add if adds else None
