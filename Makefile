@@ -9,10 +9,10 @@ HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
 ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights chains
-ON_AMPERE := ampere ampere_quantized ampere_lean
+TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml))))
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-matrix test-fast test-options test-kernels test-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-matrix test-fast test-options test-kernels test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -57,6 +57,12 @@ test-all:
 	$(BIN)/python tests/tiers.py $(foreach tier,fast kernels options,$(REPORTS)/$(tier).txt) --all $(REPORTS)/all.txt
 	$(BIN)/python tests/gpu/ledger.py report
 
+# Every kernel of every module, recipe and option for every architecture, against its contract: a few processor hours without a
+# cache of objects. What it finds is recorded for docs/architectures.md.
+compile-all: $(VENV)/test.stamp
+	$(BIN)/python tests/compile/compile_all.py --record $(ARCHS)
+	$(BIN)/python docs/pages.py
+
 # On a machine with a GPU: run the tests of every bundle it can run, and record what ran.
 gpu-test: $(VENV)/test.stamp
 	$(BIN)/python tests/gpu/ledger.py run
@@ -81,11 +87,11 @@ before: $(VENV)/test.stamp
 
 # Regenerate the committed bundles and everything else that is printed.
 regenerate: $(VENV)/test.stamp
-	$(BIN)/fusegen generate $(foreach target,cpu cpu_quantized $(ON_GPU) $(ON_AMPERE),--target $(target))
+	$(BIN)/fusegen generate $(foreach target,$(TARGETS),--target $(target))
 	$(BIN)/fusegen generate
 	$(BIN)/python docs/tables.py
-	$(BIN)/python docs/pages.py
 	$(BIN)/python tests/gpu/ledger.py readme
+	$(BIN)/python docs/pages.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusegen needs Python 3.11 or newer")'

@@ -24,11 +24,12 @@ from common import bundles
 
 from fusegen import api
 from fusegen.build import gpu
+from fusegen.families.gpus import GPUS, Gpu, gpu_called
 from fusegen.ir.kernel import GemmKind
 from fusegen.publish import paths
 from fusegen.spec.load import SpecSet
-from fusegen.spec.serving import arch_of
-from fusegen.spec.usage import UsageError
+from fusegen.spec.serving import arch_called, arch_of
+from fusegen.spec.usage import UsageError, known
 from fusegen.tuning import tune, variants
 from fusegen.tuning.cases import WIDTHS, Case, Measured, Sample, Timer, grid, measure
 
@@ -49,6 +50,7 @@ class Options:
         recorded: fit the newest measurements on record instead of measuring.
         dry_run: leave the specs as they are.
         results: folder of results; a sweep's go into its `sweeps`.
+        model: name of a GPU whose model gives the times; nothing is measured, nothing recorded.
     """
 
     quick: bool = False
@@ -56,6 +58,7 @@ class Options:
     recorded: bool = False
     dry_run: bool = False
     results: Path = common.RESULTS
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ def sweep(
         variants.family_named(specs.archs[arch], family)
     tuned, records = [], []
     for family in families:
+        if options.model:
+            gpu_meant = modelled_gpu(options.model)
+            grid_of_all = cases(quick=options.quick)
+            tuned.append(tune.tune_by_model(specs, arch, family, gpu_meant, grid_of_all, models()))
+            continue
         if options.recorded:
             measured = recorded(family, options.results).measured
         else:
@@ -117,6 +125,19 @@ def sweep(
     if difference and not options.dry_run:
         tune.write(spec, new, paths.builtin_specs())
     return Swept(tuple(tuned), tuple(records), spec, difference)
+
+
+def modelled_gpu(name: str) -> Gpu:
+    """The GPU of a name, of which the data sheet is known.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = gpu_called(name)
+    if found is None:
+        known("GPU", name, [each.name for each in GPUS])
+    assert found is not None
+    return found
 
 
 def _measured(
@@ -168,6 +189,19 @@ def recorded(family: str, results: Path) -> Recorded:
     newest = max(found, key=lambda each: str(each["environment"]["date"]))
     samples = tuple(map(Sample.parse, newest["samples"]))
     return Recorded(newest["arch"], Measured(samples, int(newest["left_out"])))
+
+
+def modelled_arch(name: str) -> str:
+    """The architecture of the GPU of a name.
+
+    Raises:
+        UsageError: there is no such GPU, or no architecture of it.
+    """
+    found = modelled_gpu(name)
+    arch = arch_called(found.name, api.load_specs())
+    if arch is None:
+        raise UsageError(f"--model: no architecture of the specs is that of {found.name}")
+    return arch
 
 
 def visible_arch() -> str | None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from fusegen.checks.load import load
 from fusegen.cli import TRACEBACK, program
 from fusegen.cli.exits import EXTENSION, INTERNAL, INTERRUPTED, MEANINGS, known_errors
 from fusegen.cli.output import JSON_VERSION
 from fusegen.cli.verbs import VERBS
+from fusegen.families.contract import Contract
+from fusegen.families.limits import SHARED_MEMORY
+from fusegen.families.registry import known_family
+from fusegen.spec.arch import ArchSpec
 from fusegen.spec.editions import CURRENT, STEPS
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.reference import escaped, reference
@@ -191,9 +198,108 @@ def _answers() -> Iterator[str]:
     yield ""
 
 
+# ---- architectures
+
+RECORD = FOLDER / "architectures.json"
+README = ROOT / "README.md"
+
+
+def architectures() -> Iterator[str]:
+    """What there is for each architecture, what its units are held to, and what they came to."""
+    yield "# Architectures"
+    yield NOTE
+    yield ""
+    yield (
+        "What is generated for each GPU, in which families of kernels, and what every compiled unit"
+        " of a family has to be: its contract, which `make test-kernels` and `make compile-all`"
+        " enforce.  Besides what stands here, no unit has a warning, a spilled register or other"
+        " memory of single threads.  Behind a bar stands the most that some unit came to, as"
+        f" [{RECORD.name}]({RECORD.name}) has it of each; `make compile-all` writes that, for every"
+        " module, recipe and option.  Times are those of a processor, on the machine that compiled."
+    )
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+    said = dict(re.findall(r"^- `(\w+)`: (.*)$", README.read_text("utf-8"), re.MULTILINE))
+    archs = (arch for arch in load([ROOT / "specs"]).archs.values() if arch.capability)
+    for arch in sorted(archs, key=lambda each: (each.capability, each.name)):
+        yield from _architecture(arch, record.get(arch.name, {}), said.get(arch.name, ""))
+
+
+def _architecture(arch: ArchSpec, record: Mapping[str, Any], evidence: str) -> Iterator[str]:
+    units = record.get("units", {})
+    limits = ", ".join(
+        f"{arch.limits[limit] >> 10} KiB of shared memory for a CTA"
+        if limit == SHARED_MEMORY
+        else f"{arch.limits[limit]} {escaped(limit)} of an SM"
+        for limit in arch.limits
+    )
+    yield ""
+    yield f"## {arch.name}"
+    yield f"{escaped(arch.summary)}."
+    yield ""
+    yield f"- Code: `{arch.gencode}`, CUDA {arch.toolkit or 'of any version'} or newer"
+    yield f"- Limits: {limits or 'none stated'}"
+    yield f"- Evidence: {evidence or 'no bundle is committed'}"
+    yield f"- Compiled: {_extent(record)}"
+    yield ""
+    yield (
+        "| family | units | registers of a thread | KiB of shared memory | instructions"
+        " | processor seconds | MiB of the compiler | kB of an object |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for family in _families(arch, units):
+        own = [unit for unit in units.values() if unit["family"] == family]
+        yield _family(family, own)
+
+
+def _extent(record: Mapping[str, Any]) -> str:
+    """How much of an architecture is on record."""
+    if not record:
+        return "not on record"
+    what = f"{len(record['units'])} units of {record['cells']} cells with CUDA {record['toolkit']}"
+    return what if record["complete"] else f"{what}, a part of all"
+
+
+def _families(arch: ArchSpec, units: Mapping[str, Any]) -> list[str]:
+    """Templates of the families that an architecture lists or has units of, sorted."""
+    listed = (family.template or name for name, family in arch.kernels.items())
+    return sorted({*listed, *(unit["family"] for unit in units.values())})
+
+
+def _family(name: str, units: Sequence[Mapping[str, Any]]) -> str:
+    known = known_family(name)
+    contracts = known.contracts if known else ()
+
+    def most(key: str, scale: int = 1) -> str:
+        found = [unit[key] for unit in units if unit[key] is not None]
+        return f" \\| {max(found) / scale:.3g}" if found else ""
+
+    def stated(text: Callable[[Contract], str]) -> str:
+        words = {each.of: text(each) for each in contracts}
+        if len({*words.values()}) == 1:
+            return next(iter(words.values()))
+        parts = (f"{word} where `{escaped(of)}`" if of else word for of, word in words.items())
+        return ", ".join(part for part in parts if part)
+
+    configured = known is not None and known.configured is not None
+    memory = "as stated" if configured else stated(lambda each: f"{each.shared_memory / 1024:g}")
+    cells = (
+        f"`{name}`",
+        str(len(units)),
+        stated(lambda each: "as threads leave" if each.registers is None else str(each.registers))
+        + most("registers"),
+        memory + most("shared_memory", 1024),
+        stated(lambda each: " ".join(f"`{escaped(code)}`" for code in each.opcodes)),
+        stated(lambda each: f"{each.cpu_seconds:g}") + most("cpu_seconds"),
+        stated(lambda each: f"{each.gibibytes * 1024:g}") + most("mebibytes"),
+        most("kilobytes").removeprefix(" \\| "),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "specs.md": specs,
     "cli.md": command_line,
+    "architectures.md": architectures,
 }
 """Pages by the names of their files."""
 

@@ -64,15 +64,26 @@ HOPPER = (
 """What is Hopper's alone, besides the lines of its families in their registry."""
 MMA_SYNC = (
     "specs/archs/sm_80.yaml",
+    "specs/archs/sm_89.yaml",
+    "specs/archs/sm_120a.yaml",
     "generator/fusegen/families/mma_sync.py",
     "generator/fusegen/families/*_mma.py",
     "templates/csrc/*_mma.*",
     "templates/static/csrc/fusegen/*/*.mma.cuh",
 )
-"""The same of Ampere; later architectures can run it, too."""
+"""The same of Ampere, Ada and GeForce's Blackwell; later architectures can run most of it, too."""
+TENSOR_MEMORY = (
+    "specs/archs/sm_100a.yaml",
+    "generator/fusegen/families/tcgen05.py",
+    "generator/fusegen/families/*_tcgen05.py",
+    "templates/csrc/*_tcgen05.*",
+    "templates/static/csrc/fusegen/*/*.sm100.cuh",
+)
+"""The same of Blackwell for data centres, whose loads and stores are Hopper's."""
 OWN = {
     "an architecture with an MMA of its own: what Hopper has of its own": HOPPER,
-    "the same: what Ampere has of its own": MMA_SYNC,
+    "the same: what Ampere, Ada and GeForce's Blackwell have of their own": MMA_SYNC,
+    "the same: what Blackwell has of its own, for data centres": TENSOR_MEMORY,
 }
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:936fdd52fca2f357
+# checksum sha256:9c326dc989e080de
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a4e083ddd4af2cfe95967ace98c2d024179e6e1e4f32538b16e67d1577b02e5d"
+DIGEST = "2604867c6e60002a1cc60b9283fe31594a52a8a39b37174330182d0bb503a7cd"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:beca6441db9e1c9a
+# checksum sha256:4a85af539bf3ecfa
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "6747a515184a5db530b388ee3e695efa8930bcf8286cb6c0e1a873b39374d9bf"
+DIGEST = "f12f5c296ca095b4876de916e8fabceccd5ce0895eba410bc3d5be36cd680e65"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7b588cad97a95926
+# checksum sha256:bb32d39ff967a941
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "c2375c90e1119e709dab66ab0b498d5311fbeda5584e6b065c632842023a0816"
+DIGEST = "ba6caf6f5fa7075fe3e06c3f11df59b1472c003c58ffff8d6fa727a04909792c"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2787083c310158b5
+# checksum sha256:3fb363b073c153f3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "ebf3e856417ab4b5b8ea819faece367cc1e631c295eff6808a12eda525a5dce9"
+DIGEST = "5830c9e52fd4ec2ca959d1994b48f3e758689dbb0c851d73c42cf9a917c3159b"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2973c6a9f476eb82
+# checksum sha256:d69d8b6ae7fe230e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "9cb3c56f1f121defc21cd1520a1607408dab92ccb0f51babfb77f80407f7ae76"
+DIGEST = "bc9fef2976e78b941d07756e684a00dc8d40cf24c7c815714e4966876aff38fd"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

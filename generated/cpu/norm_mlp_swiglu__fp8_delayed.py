@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0682e0e4b34bd228
+# checksum sha256:198b0ddd7daf074a
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "7d2d60fcd37b8f43722edc79d99ae0c5df0593df8c2e880ecf6369e155b9f598"
+DIGEST = "4ec14e3b4d02dcca51611ddb4494daeec3de26e5d54450cc5d55701ae53fdb40"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

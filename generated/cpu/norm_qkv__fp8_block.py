@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:906d0b8aa5ca7a49
+# checksum sha256:f0f25ef8ba6fbbbd
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "f5940941aa6d1238456c0b45b3c35b2f2a33122c338f3f6dc3a5a296928e6602"
+DIGEST = "9df9fd1ed87c4a819beec382debf1b2154de27a12d1e16b69ee86aac2813f91d"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

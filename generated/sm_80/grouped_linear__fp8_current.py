@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6e7b552f93aa8dea
+# checksum sha256:2ce5c698ee181b50
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "dafa5477be63638c509ab2e54d5157a6f95a271018c5e9314489034c8bc39850"
+DIGEST = "ab20c3e7160cef9ce5c330cc995e9f558ee66a26cdf41e1fb750a6f24de162b9"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b07d17206187c860
+# checksum sha256:69fbe77664be6bdf
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "f62b9834e539fce752db7bb3070e37fcefd17b90bb24da6f8769d48ee2bef467"
+DIGEST = "2437d52b2ce963115ac4329eed81e5ca8589bbedc0ef1a61ec5911048c2fcade"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

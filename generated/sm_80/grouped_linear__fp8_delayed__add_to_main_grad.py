@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:655a5643e3ef193f
+# checksum sha256:5f21145e71c4b949
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "6e7258d6d9fb720174c36590d7ae841ce2fbb1d885e0ab437aa7b4d214c156f0"
+DIGEST = "c7c3aede6867ab9bf1a46d78540d298117a7930956bd18a169e8b96d66729d52"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ee30b6aa9acef8da
+# checksum sha256:43fdfaa80f716372
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "4b66b6611f0d58af2cb9d98895f6ce4f6dba188058320db29bbeff92fc5a5a4d"
+DIGEST = "03a18f78101a7c4736ff3174519c73f5b6af4ec0dbb10ba70f18c8ee12ad546d"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

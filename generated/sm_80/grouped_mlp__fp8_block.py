@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9a46ae25ee2bb686
+# checksum sha256:38369cc4e8cca85a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "dc0bad056e2ef22224c882ac224707ed85fddc5b14726f51ce728597a550e0aa"
+DIGEST = "a0a728ca16c2832c9b5aebe02d94b035c77aae8fd7ce00f32b60e2c1dbfc5564"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

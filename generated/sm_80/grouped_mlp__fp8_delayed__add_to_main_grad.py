@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4b9ec2f81570317f
+# checksum sha256:8a7f8f4c9050bc72
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "98418ccb585b7a3d15891d0434f063c0033702460c9d6be1c0a6ba4e65043c26"
+DIGEST = "4a710cf03ffb2c6fbde264b3154f97254e6691fc36944a2dcf8fa3493ad63bae"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9ba3a484972a740b
+# checksum sha256:5739fa47713e4134
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "d51285921ff333cac043c268b8c40552d0311200a09bb514f5efab2c2fcde117"
+DIGEST = "5c01d21e578ba227e8fc57b8360e132dfcbf2a2e5d7fa8e99dc9cf075d684fea"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a9f054cc7ab1dee3
+# checksum sha256:08be7a81926d8d0b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "107e800bbcda7fef1fa835f8d86c3e5dd1a4409aad8003e61d2c0a73633e0ff8"
+DIGEST = "a3088fb12763853b4f09a73a14c31dd1a6c1c6ef33c6e845af41cc3f2d82d586"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

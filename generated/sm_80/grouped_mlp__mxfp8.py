@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:894177ddeb8d828a
+# checksum sha256:ddf8a2eb1acd81a9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "6b185c757703562f96e74f787b3c2d3fe1d1b8b3832cbf219414177f4ae16410"
+DIGEST = "5c1c5bd125a4a72effcbbf4abfebb85ed0cda78ca4052542b9ae8c4f2762286d"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a2b70614debf0d9c
+# checksum sha256:71cd71d9fd7b6270
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "3b013977053a685550523344a0d5ed1a4af656b112631d3975fa4ba1ceaba6a0"
+DIGEST = "c8f036e77fdf7409f1f2bfbbd82959df712568393d1fad07084497a6417f1184"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c3805a6359a95f7e
+# checksum sha256:bd2f6d30c1fbfaa8
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "89e5ab5102a6bfca329a34e2ec4641dc2f05eac8a464c48ab38f67c74bc8a1b5"
+DIGEST = "8e1dba31e3b480df9d1d3da08ca80d8533079e2aa1fe4cb8d7e51345848451e8"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0c35b72aa6955200
+# checksum sha256:b2c4f49b76d6f71d
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "82f8806229a080fad41211348dd3b6772d7629ac44b36dd21fb33962f3b1844f"
+DIGEST = "bc628cca6784849206e25cdb5a4a475c6828eab7ed5bbd05e907e3408094f2da"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ecf4a567e328336d
+# checksum sha256:832fbf2364084711
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "5e9e5fb572fe79fce049ce5d0841c3e9474abeb886d7769257c99ea4a4adb484"
+DIGEST = "a9bf0b29cc7888365ffc221d1769b53ada486dbef06f984834494e0c7bfd074f"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

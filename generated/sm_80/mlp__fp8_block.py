@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b49a16a17bd56bc3
+# checksum sha256:65d95ef55c62c8c9
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "8e5a8dec6a6d3220e981db24c834282f4023a439175b8d6a49b845f4338625d2"
+DIGEST = "2959f7fad4e54a413c6ddac83f119e34cc37ef934547ce71b88180c6de0e794d"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7e04f2ed781de452
+# checksum sha256:07bbe772d7eddddb
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "6acd3b3fa8467eb79e17b6b99c8ab4913bf918aaffb0e92bc0f5cb0494d5de1a"
+DIGEST = "073d44269674eff87ec4add1ac9801fcf78d22a54df09e7d87229acf0a581c5e"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

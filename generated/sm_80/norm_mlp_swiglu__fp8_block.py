@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de53ead5c9094bb1
+# checksum sha256:431d8bd8530cd3aa
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "8967d88449dd3bdf4fa5bd3db206fe2941395dde6423b95946b0d395a3fa5434"
+DIGEST = "440a544e80513b667ebb7b31af3495b96816e580a67b7529347417ed6c40bfb7"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e65e79a7b2390b05
+# checksum sha256:db450dd0fe91066a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "9b91e0cec4ea2c760f07cbdc11340eda28d19aeed3e803039dbba202796a14fb"
+DIGEST = "929cb8172b01b68f99cee10e6d2c73e36e0d73219fc2c4eb00016893fd60d8cf"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4519b9672a3463d8
+# checksum sha256:9c8ab6f4c39f273c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "58f14c6f11b68d34968a591f72f0ea3a7fe63a096f2ba3a37eff71161736dc76"
+DIGEST = "11646cf3b0b929e0170480c58d58c4e74f089fe6c33588d5fff79b7a4179abcd"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:52c323bf81aba4b4
+# checksum sha256:e50cf3c2e1142a3f
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "bbec22ec18d3b35f4a7f7c0b5965d7ab797f08f77657174687a66ad2f06f584e"
+DIGEST = "c625e7d638ad376a8e41d28bdd4770c8360cda54c8a537109723316085aa2b75"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

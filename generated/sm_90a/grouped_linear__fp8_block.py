@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de657b1eefb673bf
+# checksum sha256:abfce8dbcd28ccd2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "e9489600455758487969b978cbf945e9b8d9f4fa19373aa4f2e6e69ae6786060"
+DIGEST = "024ef5936b150f60f11b66b27199fa64fb58b021862588cb0bc0cd2bd60330d7"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

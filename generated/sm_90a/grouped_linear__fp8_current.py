@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:233643a7542dc163
+# checksum sha256:8416a2af8cf33c78
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "c0fe28ebee08d8226edc6652f31ba49b357c11c69061b974a4f04ffe1c8c0477"
+DIGEST = "d3c8b9bb8f4ed92e9b44d6e57cd6bc11de006fb3aa096c7c79c30b94ca9d92ce"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

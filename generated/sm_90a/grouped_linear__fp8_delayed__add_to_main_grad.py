@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0e8ef2eb261cdfec
+# checksum sha256:a31cda78add3b185
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "aeb6a29e180e203b6597ef6a7d4063f88adf623925a131e58f21a825fa0ace8e"
+DIGEST = "38cab3deea21ff374f66cd5e61843eb0a457d56100edb34611b15e948ca9b08e"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

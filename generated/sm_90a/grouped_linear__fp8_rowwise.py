@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:da71d6faab9c3030
+# checksum sha256:f229cea108316719
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "3aa8e11f504aef08ef9d9d2cc812132746810abfc55cb3102882e574e989596a"
+DIGEST = "0c25245d6fdbd460f2c00f54675e598b90f398d1820ef2e90f68f4b148f9f9b5"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5462aede325400f8
+# checksum sha256:595c127f4705a35e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "2748b88d2f70d6cf25082fd152dd24d9e7d38df2e2e528703c187f6a54d0dad7"
+DIGEST = "77d6837920f150a9c23be6254106cb8b14e430a40eda2f6b64dc6638d78551b2"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4032245ccfe8317e
+# checksum sha256:a0e6e975fb1d77e4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a93c31a77c0b3ec84b895b6dc00917908813d459bfd8e4f927ae545f1ab05736"
+DIGEST = "6b93310da7b81baa8915593f042a11c4a2329c6a5b643f63d02353d92412ec04"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:3cc07fb30c2aecb1
+# checksum sha256:7a289aee2047079f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "af67e48656dfcd6ee85718c795b505e3febf5bf6efd6823fa06900a3ce8bd9f8"
+DIGEST = "9f2c9c9381963193f75855d5573f352b958fcfd33df81e70a4ec39af7cb1ae77"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

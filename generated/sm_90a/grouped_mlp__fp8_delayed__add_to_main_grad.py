@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1d3bffa6d20b5118
+# checksum sha256:a30b93bbde9f460e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "5350412a8a63655aa73c3da571f4eefe1579f66edd2d93ed50dbc1757a0c03ef"
+DIGEST = "0640859f22beff60e3fc176209b9fa905da3645a16f687401268afb69bb521a9"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

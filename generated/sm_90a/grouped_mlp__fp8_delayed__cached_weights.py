@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a777b07b54acd18d
+# checksum sha256:2d0d7dc8eb839b0e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "eb91f8363eb814ee9fe2a20539e1c8d09693cdff7149c7e22a71f353b68a8d63"
+DIGEST = "0f8907297070ff97de5871e8dd4223343d813999a2f55574880059147ef57933"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

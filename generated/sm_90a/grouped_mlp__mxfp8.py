@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0dc3bdd490525921
+# checksum sha256:d2f148e8b66259ed
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "4cee7f5f2b061572612b547d4b5430dc16244f844506ef794449e99d479059b9"
+DIGEST = "8776ac0a6e2d4778146fa490b03901e1a988c44de035bcb5ca0fe07ece8cd1df"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

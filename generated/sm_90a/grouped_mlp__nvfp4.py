@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f67a5aa7425fea70
+# checksum sha256:47369104b2f22279
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "c8f0ce1d29ba0717d286f1ae2adf3c56a2946cd07edf0e9c9678dbf77e9a6b1b"
+DIGEST = "9d6f45b477fc22fb16c62804466aac8da584cac2d4119c6d014136775020792c"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0beb83d6114a0a09
+# checksum sha256:6e31fff18cea8abf
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "5289b1d6f4648ce841a5262b62243bf0316fac4086ed6d664dc794dadf84cab4"
+DIGEST = "8bb45e1c626e6278f95004c9ac1443ec614e77116eb0903d8cdddc408aa17a3c"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

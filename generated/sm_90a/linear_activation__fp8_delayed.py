@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:171f4df1f26c2eca
+# checksum sha256:ac57664adaee35a5
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "9d4a5d499fc62d89403809be7d13222fc0c6ba92e27fd386c0fa5b8dece576fe"
+DIGEST = "b0bbeeb274744705eed76c3823ffdb5ebd0dcd285a7498b77af569a9995c747d"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9a9446cdca28eee8
+# checksum sha256:822e64b68b602ae2
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "9521a6582249a72c9efcce4cbe67f31052e4f3f7a419953f544a77cbc85fcb06"
+DIGEST = "5a67afb99837fc3e7f0f9db436cb0ddb9cbe1620ef2984d3a926ffdb803aae2b"
 _library.join("linear_residual__bf16", DIGEST)
 
 

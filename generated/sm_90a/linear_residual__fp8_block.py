@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a1715cc5817918c0
+# checksum sha256:d023a0e7d627002c
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "ff203e6437808fbd5f6265daff062e2e7f69019be0cd32a2d1ba76311292224a"
+DIGEST = "53864141d093eb3ff72665c403c6113f2ca7a3a5e24c70d51b9530110ad996c2"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

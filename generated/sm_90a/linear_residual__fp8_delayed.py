@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:28c725887739fd65
+# checksum sha256:2d2961ae712d8595
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "d75353bc7cac918deed0850c5af55c4600e0251b5a05fe78f12a81136fc8dba1"
+DIGEST = "7eb7071aecdb17651c630e6cd6002cf031fb970a2b15544764182ec4cc519e58"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

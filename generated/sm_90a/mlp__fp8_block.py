@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a126dfc873007497
+# checksum sha256:87a481d57cd48570
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "f9581adfa28ae7b66d6230970142aaccbb31c581403ace13d920c03c01f24142"
+DIGEST = "7421138855355211c311a88984f8d06bb5560ebedb87604adf9df01b0de47a8b"
 _library.join("mlp__fp8_block", DIGEST)
 
 

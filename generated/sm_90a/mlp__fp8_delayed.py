@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:91d6c2b490d12ec5
+# checksum sha256:184c451dee6fb44d
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "1a08819b1245562a525d9a51a606edf1bc6fbda556edf364b3722b3c280b2a2e"
+DIGEST = "222142b404d4a0e1153c6a132d82967674d40422664c1b45606afaceb2bcd137"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3d19cdfa27dfa31c
+# checksum sha256:2074aca92eb3964a
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "cbcffdc2030e16fad11fbb5e57e7a9e5ce999ff0e9b266f9091a97e8e4f0b58c"
+DIGEST = "bbeec06c3d3666084ff7e06a0f96a00a0eff49eb7197f63a4238dfa7090e4811"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:dee8b7fabc5c6a16
+# checksum sha256:b88917588e0ff3d4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "f044e578c0e277852c74da4c56c7ad3d1ea4b5b8a6469add3e88999f89f5e4b3"
+DIGEST = "c7ab8f3b9aab0768e98ee24415bab6637e6c6dd6de44062f8407a09b41cea44e"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

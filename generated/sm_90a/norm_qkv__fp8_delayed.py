@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c8495900a4516ed7
+# checksum sha256:ffb158e34e49a283
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "2f054624834bc20937f42100e0b3263a5fdd0001a4fb07c2c315648f2019ef62"
+DIGEST = "30928a82dc8655be38d19573f43dca497680aa76fafdc35744409d46ad7fec68"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -223,10 +223,16 @@ class Recipe:
     config: int
     quantization: reference.Quantization  # type: ignore[name-defined]
     square: bool = False
+    atoms: bool = False
 
 
 def _ratio(fmt: str, block: tuple[int | None, int | None], **more: object) -> object:
     return reference.Quantization(fmt, block, "float32", "max_over_amax", **more)
+
+
+def _pow2(fmt: str, block: tuple[int, int], **more: object) -> object:
+    """Powers of two, stored as exponents."""
+    return reference.Quantization(fmt, block, "e8m0", "max_over_amax", round="pow2_down", **more)
 
 
 def _mx(fmt: str, block: tuple[int, int], rounding: str = "pow2_up") -> object:
@@ -269,6 +275,22 @@ RECIPES: dict[str, Recipe] = {
     "mx_128x128_e5m2": Recipe(21, _mx("e5m2", (128, 128), "pow2_down"), square=True),
     "nv_1x64_stochastic": Recipe(22, _nv((1, 64), rounding="stochastic")),
     "nv_32x32": Recipe(23, _nv((32, 32)), square=True),
+}
+
+# Whose scales lie where matrix instructions read them.
+ATOMS: dict[str, Recipe] = {
+    "mx_1x32": Recipe(30, _mx("e4m3", (1, 32)), atoms=True),
+    "mx_32x32": Recipe(31, _mx("e4m3", (32, 32)), square=True, atoms=True),
+    "nv_1x16": Recipe(32, _nv((1, 16)), atoms=True),
+    "nv_16x16": Recipe(33, _nv((16, 16)), square=True, atoms=True),
+    "nv_1x16_both": Recipe(
+        34, _nv((1, 16), rounding="stochastic", hadamard="columnwise"), atoms=True
+    ),
+    "pow2_1x128": Recipe(35, _pow2("e4m3", (1, 128)), atoms=True),
+    "pow2_128x128": Recipe(36, _pow2("e4m3", (128, 128)), square=True, atoms=True),
+    "mx_1x64_e5m2": Recipe(37, _mx("e5m2", (1, 64), "pow2_down"), atoms=True),
+    "pow2_64x64_e5m2": Recipe(38, _pow2("e5m2", (64, 64), epsilon=1e-6), square=True, atoms=True),
+    "nv_32x32": Recipe(39, _nv((32, 32)), square=True, atoms=True),
 }
 
 # Decoded as they are: their scales are left to who reads them.
@@ -381,7 +403,8 @@ class Run:
     """One launch of every kernel that a recipe needs on a case."""
 
     def __init__(self, kernels: Kernels, recipe: Recipe, case: Case, align: int = 32) -> None:
-        self.kernels, self.recipe, self.case, self.align = kernels, recipe, case, align
+        self.kernels, self.recipe, self.case = kernels, recipe, case
+        self.align = 128 if recipe.atoms else align
         self.q = recipe.quantization
         self.x = case.x.to(kernels.device)
         self.splits = None if case.splits is None else case.splits.to(kernels.device)
@@ -451,7 +474,7 @@ class Run:
             rowwise=rowwise,
             columnwise=columnwise,
             group_sizes=case.splits,
-            layout=reference.Layout(align=self.align),
+            layout=reference.Layout(align=self.align, atoms=self.recipe.atoms),
             scale=scale,
             rng_state=rng_state,
         )

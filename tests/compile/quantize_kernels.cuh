@@ -46,6 +46,16 @@ Status with_config(int config, Launch launch) {
     case 21: return launch(QuantizeConfig<Element, E5M2, Mx<128, 128>>());
     case 22: return launch(QuantizeConfig<Element, E2M1, Nv<1, 64>, true>());
     case 23: return launch(QuantizeConfig<Element, E2M1, Nv<32, 32>>());
+    case 30: return launch(QuantizeConfig<Element, E4M3, Mx<1, 32>, false, false, true>());
+    case 31: return launch(QuantizeConfig<Element, E4M3, Mx<32, 32>, false, false, true>());
+    case 32: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, false, false, true>());
+    case 33: return launch(QuantizeConfig<Element, E2M1, Nv<16, 16>, false, false, true>());
+    case 34: return launch(QuantizeConfig<Element, E2M1, Nv<1, 16>, true, true, true>());
+    case 35: return launch(QuantizeConfig<Element, E4M3, Pow2<1, 128>, false, false, true>());
+    case 36: return launch(QuantizeConfig<Element, E4M3, Pow2<128, 128>, false, false, true>());
+    case 37: return launch(QuantizeConfig<Element, E5M2, Mx<1, 64>, false, false, true>());
+    case 38: return launch(QuantizeConfig<Element, E5M2, Pow2<64, 64>, false, false, true>());
+    case 39: return launch(QuantizeConfig<Element, E2M1, Nv<32, 32>, false, false, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -116,6 +126,11 @@ Status dequantize(int config, const DequantizeArguments& in, Stream& stream) {
     case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, kTransposed>());
     case 20: return launch(DequantizeConfig<E2M1, Mx<1, 128>, kTransposed>());
     case 23: return launch(DequantizeConfig<E2M1, Nv<32, 32>, kTransposed>());
+    case 30: return launch(DequantizeConfig<E4M3, Mx<1, 32>, kTransposed, __nv_bfloat16, false, true>());
+    case 31: return launch(DequantizeConfig<E4M3, Mx<32, 32>, kTransposed, __nv_bfloat16, false, true>());
+    case 32:
+    case 34: return launch(DequantizeConfig<E2M1, Nv<1, 16>, kTransposed, __nv_bfloat16, false, true>());
+    case 36: return launch(DequantizeConfig<E4M3, Pow2<128, 128>, kTransposed, __nv_bfloat16, false, true>());
     case 24: return launch(DequantizeConfig<E4M3, Unscaled, kTransposed>());
     case 25: return launch(DequantizeConfig<E5M2, Unscaled, kTransposed>());
     case 26: return launch(DequantizeConfig<E2M1, Unscaled, kTransposed>());
@@ -137,6 +152,11 @@ Status dequantize_groups(int config, const DequantizeGroupsArguments& in, Stream
     case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, true>());
     case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, true>());
     case 20: return launch(DequantizeConfig<E2M1, Mx<1, 128>, true>());
+    case 30: return launch(DequantizeConfig<E4M3, Mx<1, 32>, true, __nv_bfloat16, false, true>());
+    case 31: return launch(DequantizeConfig<E4M3, Mx<32, 32>, true, __nv_bfloat16, false, true>());
+    case 32:
+    case 34: return launch(DequantizeConfig<E2M1, Nv<1, 16>, true, __nv_bfloat16, false, true>());
+    case 36: return launch(DequantizeConfig<E4M3, Pow2<128, 128>, true, __nv_bfloat16, false, true>());
     case 24: return launch(DequantizeConfig<E4M3, Unscaled, true>());
     case 25: return launch(DequantizeConfig<E5M2, Unscaled, true>());
     case 26: return launch(DequantizeConfig<E2M1, Unscaled, true>());

@@ -35,6 +35,10 @@ Status statistics(int config, const StatisticsArguments& in, Stream& stream) {
     case 21: return launch(StatisticsConfig<Element, E5M2, Mx<128, 128>, columnwise, false>());
     case 22: return launch(StatisticsConfig<Element, E2M1, Nv<1, 64>, columnwise, false>());
     case 23: return launch(StatisticsConfig<Element, E2M1, Nv<32, 32>, columnwise, false>());
+    case 30: return launch(StatisticsConfig<Element, E4M3, Mx<1, 32>, columnwise, false, true>());
+    case 33: return launch(StatisticsConfig<Element, E2M1, Nv<16, 16>, columnwise, false, true>());
+    case 34: return launch(StatisticsConfig<Element, E2M1, Nv<1, 16>, columnwise, columnwise, true>());
+    case 35: return launch(StatisticsConfig<Element, E4M3, Pow2<1, 128>, columnwise, false, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

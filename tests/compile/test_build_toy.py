@@ -23,10 +23,9 @@ from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT, KERNEL_FLAGS, KER
 from fusegen.build.library import BuildReport, build, stale_cells
 from fusegen.build.objcache import KernelUsage, ObjectCache
 from fusegen.build.output import kernel_usage, warning_lines
+from fusegen.build.sass import cuobjdump
 from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
 from fusegen.emit.digests import Digests, read_library
-
-from .test_bundles import cuobjdump
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "templates" / "static" / "csrc"

@@ -29,11 +29,13 @@ from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec.arch import ArchSpec, KindSpec, RuleSpec
 
-SPECS = load([builtin_specs()])
+SPECS = load([builtin_specs(), Path(__file__).parents[1] / "numerics" / "specs"])
 ARCHS = {name: arch for name, arch in SPECS.archs.items() if arch.kernels}
 CELLS = (
     Cell("grouped_linear", "bf16", ("add_to_main_grad",)),
     Cell("grouped_linear", "fp8_block"),
+    Cell("grouped_linear", "fp8_current"),
+    Cell("grouped_linear", "fp8_free_1x64"),  # decoded everywhere
     Cell("grouped_linear", "nvfp4"),
     Cell("grouped_mlp", "mxfp8", ("debug",)),
     Cell("grouped_mlp", "mxfp8"),
@@ -130,6 +132,10 @@ POINTS: Mapping[str, Mapping[str, Config]] = {
         "gemm_fp8_block_sm90": WgmmaConfig(Schedule.COOPERATIVE, (192, 128, 128), (1, 1)),
     },
     "sm_80": {"gemm_mma": MmaConfig((64, 128, 64), (2, 4), 3, 1)},
+    "sm_89": {
+        "gemm_mma": MmaConfig((64, 256, 64), (2, 4), 2, 1),
+        "gemm_fp8_split_mma": MmaConfig((64, 128, 128), (1, 4), 3, 1),
+    },
 }
 """Configurations that no rule chooses, in the place of those that one does."""
 

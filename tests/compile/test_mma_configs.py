@@ -6,7 +6,8 @@ The family, in Python, and the headers' assertions are two derivations of the sa
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -14,84 +15,142 @@ import pytest
 
 from fusegen.build.toolchain import find_toolchain
 from fusegen.families.limits import hardware_limits
-from fusegen.families.mma_sync import MmaConfig, problems
+from fusegen.families.mma_sync import MmaConfig, Operands
+from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
 from fusegen.ir.kernel_set import Variant
+from fusegen.ir.quantization import Accumulation
 from fusegen.publish.paths import builtin_templates
 
 pytestmark = pytest.mark.compile
 
 CSRC = builtin_templates() / "static" / "csrc"
-LIMITS = hardware_limits((8, 0))
-PLAIN = Variant((), (), ())
 
 
-def text_of(configs: Sequence[MmaConfig]) -> str:
+@dataclass(frozen=True)
+class Kernels:
+    """GEMMs of one family: how they are launched, and what Python knows of them.
+
+    Attributes:
+        name: in the names of tests.
+        operands: of the family.
+        variant: of its kernels.
+        capability: that they are compiled for.
+        launch: C++ of their launch, before the configuration; ``{kind}`` stands for theirs.
+        arguments: of the launch.
+        header: that has it.
+    """
+
+    name: str
+    operands: Operands
+    variant: Variant
+    capability: tuple[int, int]
+    launch: str
+    arguments: str
+    header: str
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        return hardware_limits(self.capability)
+
+    def problems(self, config: MmaConfig) -> list[str]:
+        return list(self.operands.problems(config, GemmKind.WGRAD, self.variant, self.limits))
+
+
+def of_codes(sums: str, accumulation: Accumulation) -> Kernels:
+    """Of FP8."""
+    variant = Variant((DType.E4M3, DType.E4M3), ("row", "row"), (accumulation.value,))
+    launch = (
+        "launch_fp8_mma_gemm<fusegen::Gemm::{kind}, __nv_fp8_e4m3, __nv_fp8_e4m3, __half,"
+        f" fusegen::Fp8Scaling::row, fusegen::Accumulation::{sums}"
+    )
+    fp8 = ("Fp8GemmArguments", "gemm/gemm_fp8.mma.cuh")
+    return Kernels(sums, Operands(element_bits=8), variant, (8, 9), launch, *fp8)
+
+
+PLAIN = Kernels(
+    "plain",
+    Operands(element_bits=16),
+    Variant((), (), ()),
+    (8, 0),
+    "launch_mma_gemm<fusegen::Gemm::{kind}, __half",
+    "GemmArguments",
+    "gemm/gemm.mma.cuh",
+)
+FAST, SPLIT = of_codes("fast", Accumulation.FAST), of_codes("split", Accumulation.SPLIT_128)
+
+
+def text_of(kernels: Kernels, configs: Sequence[MmaConfig]) -> str:
     """Launches of kernels whose operands lie in memory each way that they can."""
     cases = product(configs, ((GemmKind.FPROP, Store.IO), (GemmKind.WGRAD, Store.FP32)))
     launches = [
-        f"fusegen::Status launch_{index}(const fusegen::GemmArguments& in, fusegen::Stream& s) {{\n"
-        f"  using Config = fusegen::MmaConfig<{config.cpp(LIMITS)}>;\n"
-        f"  return fusegen::launch_mma_gemm<fusegen::Gemm::{kind.value}, __half, Config,"
+        f"fusegen::Status launch_{index}(const fusegen::{kernels.arguments}& in,"
+        " fusegen::Stream& s) {\n"
+        f"  using Config = fusegen::MmaConfig<{config.cpp(kernels.limits)}>;\n"
+        f"  return fusegen::{kernels.launch.format(kind=kind.value)}, Config,"
         f" fusegen::Store::{store.value}>(in, s);\n}}\n"
         for index, (config, (kind, store)) in enumerate(cases)
     ]
-    return "".join(('#include "fusegen/gemm/gemm.mma.cuh"\n', *launches))
+    return "".join((f'#include "fusegen/{kernels.header}"\n', *launches))
 
 
-def compiled(configs: Sequence[MmaConfig], folder: Path) -> subprocess.CompletedProcess[str]:
+def compiled(
+    kernels: Kernels, configs: Sequence[MmaConfig], folder: Path
+) -> subprocess.CompletedProcess[str]:
     """PTX alone: assertions are all that is asked."""
     tools = find_toolchain()
     source = folder / "configs.cu"
-    source.write_text(text_of(configs), encoding="utf-8")
+    source.write_text(text_of(kernels, configs), encoding="utf-8")
     includes = [f"-I{CSRC}", f"-I{tools.cutlass_include}"]
-    flags = ["-std=c++17", "--expt-relaxed-constexpr", "-arch=compute_80", "-ptx"]
+    arch = "-arch=compute_{}{}".format(*kernels.capability)
+    flags = ["-std=c++17", "--expt-relaxed-constexpr", arch, "-ptx"]
     command = [str(tools.nvcc), *flags, *includes, str(source), "-o", str(source.with_suffix(".p"))]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def refusals(config: MmaConfig) -> list[str]:
-    return list(problems(config, GemmKind.WGRAD, PLAIN, LIMITS))
-
-
-def accepted() -> list[MmaConfig]:
+def accepted(kernels: Kernels) -> list[MmaConfig]:
     """One of each shape of tile and warps; most stages and CTAs that fit."""
     found: dict[tuple[object, ...], MmaConfig] = {}
     extents, warps = (64, 128, 192, 256), (1, 2, 4)
-    for m, n, k, rows, columns in product(extents, extents, (32, 64), warps, warps):
+    for m, n, k, rows, columns in product(extents, extents, (32, 64, 128), warps, warps):
         for stages, ctas in product((2, 3, 4, 6), (1, 2, 3, 4)):
             config = MmaConfig((m, n, k), (rows, columns), stages, ctas)
-            if not refusals(config):
+            if not kernels.problems(config):
                 found[config.tile, config.warps] = config
     return [*found.values()]
 
 
-def test_configurations_that_are_accepted_compile(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [PLAIN, FAST, SPLIT], ids=lambda each: each.name)
+def test_configurations_that_are_accepted_compile(kernels: Kernels, tmp_path: Path) -> None:
     """A sample, spread over all shapes."""
-    every = accepted()
+    every = accepted(kernels)
     assert len(every) > 20
     sample = every[:: -(-len(every) // 10)]
-    done = compiled(sample, tmp_path)
+    done = compiled(kernels, sample, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
-    ("config", "word"),
+    ("kernels", "config", "word"),
     [
-        (MmaConfig((128, 128, 48), (2, 2), 3, 1), "elements along K"),
-        (MmaConfig((128, 128, 32), (2, 2), 1, 1), "2 stages"),
-        (MmaConfig((96, 128, 32), (2, 2), 3, 1), "rows of a warp, got 48"),
-        (MmaConfig((128, 256, 32), (2, 2), 3, 1), "evenly"),
-        (MmaConfig((64, 64, 32), (4, 4), 3, 1), "evenly"),
-        (MmaConfig((256, 128, 32), (2, 2), 3, 1), "accumulators"),
-        (MmaConfig((128, 128, 32), (2, 2), 4, 4), "registers"),
-        (MmaConfig((128, 128, 64), (2, 2), 3, 2), "shared memory"),
+        (PLAIN, MmaConfig((128, 128, 48), (2, 2), 3, 1), "elements along K"),
+        (PLAIN, MmaConfig((128, 128, 32), (2, 2), 1, 1), "2 stages"),
+        (PLAIN, MmaConfig((96, 128, 32), (2, 2), 3, 1), "rows of a warp, got 48"),
+        (PLAIN, MmaConfig((128, 256, 32), (2, 2), 3, 1), "evenly"),
+        (PLAIN, MmaConfig((64, 64, 32), (4, 4), 3, 1), "evenly"),
+        (PLAIN, MmaConfig((256, 128, 32), (2, 2), 3, 1), "accumulators"),
+        (PLAIN, MmaConfig((128, 128, 32), (2, 2), 4, 4), "registers"),
+        (PLAIN, MmaConfig((128, 128, 64), (2, 2), 3, 2), "shared memory"),
+        (FAST, MmaConfig((128, 128, 32), (2, 4), 3, 1), "elements along K"),
+        (FAST, MmaConfig((128, 256, 64), (2, 4), 4, 1), "shared memory"),
+        (SPLIT, MmaConfig((128, 256, 64), (2, 4), 3, 1), "more than 128 registers"),
+        (SPLIT, MmaConfig((128, 128, 64), (2, 4), 3, 2), "registers"),
     ],
-    ids=lambda value: value.name if isinstance(value, MmaConfig) else value,
+    ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_configurations_that_are_refused_do_not_compile(
-    config: MmaConfig, word: str, tmp_path: Path
+    kernels: Kernels, config: MmaConfig, word: str, tmp_path: Path
 ) -> None:
-    assert any(word in each for each in refusals(config)), refusals(config)
-    done = compiled([config], tmp_path)
+    assert any(word in each for each in kernels.problems(config)), kernels.problems(config)
+    done = compiled(kernels, [config], tmp_path)
     assert done.returncode != 0 and "static assertion" in done.stderr, done.stderr[-3000:]

@@ -1,58 +1,89 @@
-"""An architecture whose MMA is known is a copied spec: what it renders compiles."""
+"""An architecture whose MMA is known is a copied spec: its units compile as contracts say."""
 
 from __future__ import annotations
 
-import re
-import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fusegen.build.toolchain import find_toolchain
+from fusegen.build.contracts import Promise, promises
 from fusegen.checks.load import load
 from fusegen.commands.scaffold import new
-from fusegen.emit.bundle import render_bundle
-from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
-from fusegen.passes.pipeline import resolve
-from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.ir.plan import ModulePlan
+from fusegen.publish.paths import builtin_specs
+from fusegen.spec.arch import ArchSpec
+from fusegen.spec.load import SpecSet
+
+from . import compile_all
 
 pytestmark = pytest.mark.compile
 
 NAME = "sm_86"
-CSRC = builtin_templates() / "static" / "csrc"
 CELLS = [Cell("grouped_linear", recipe) for recipe in ("bf16", "nvfp4")]
 UNITS = ("gemm_mma_wgrad_mma_128x128x32_2x2_4_1", "gemm_decoded_mma_fprop_mma_128x128x32_2x2_4_1")
 
 
 @pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Texts of the kernel units of some cells, by name."""
+def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
     folder = tmp_path_factory.mktemp("specs")
     new("arch", NAME, origin="sm_80", folder=folder)
-    specs = load([builtin_specs(), folder])
-    plan = resolve(specs, NAME, CELLS)
-    assert [module.cell for module in plan.modules] == [*map(str, CELLS)], plan.unsupported
-    files = render_bundle(plan.modules, specs.archs[NAME], "toy", Renderer((builtin_templates(),)))
-    kernels = (path for path in files if path.startswith("csrc/kernels/"))
-    return {Path(path).stem: files[path].text for path in kernels}
+    return load([builtin_specs(), folder])
 
 
-def test_a_bundle_has_the_points_that_fit_alone(units: dict[str, str]) -> None:
-    gemms = [name for name in units if name.startswith("gemm_")]
-    assert {*UNITS} <= {*gemms}
+def test_a_bundle_has_the_points_that_fit_alone(specs: SpecSet) -> None:
+    plans = compile_all.plans_of(specs, NAME, CELLS)
+    names = {Path(name).stem for name in promises(plans, specs.archs[NAME])}
+    gemms = {name for name in names if name.startswith("gemm_")}
+    assert {*UNITS} <= gemms
     assert all(name.endswith("_mma_128x128x32_2x2_4_1") for name in gemms)
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_its_units_compile_without_spills(units: dict[str, str], name: str, tmp_path: Path) -> None:
-    tools = find_toolchain()
-    source = tmp_path / f"{name}.cu"
-    source.write_text(units[name], encoding="utf-8")
-    flags = ["-std=c++17", "--expt-relaxed-constexpr", f"-arch={NAME}", "-cubin", "-Xptxas=-v"]
-    includes = [f"-I{CSRC}", f"-I{tools.cutlass_include}"]
-    command = [str(tools.nvcc), *flags, *includes, str(source), "-o", str(tmp_path / "unit.cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills == [("0", "0")] * 2, "one kernel per element type"
+def test_its_units_keep_their_contracts(specs: SpecSet, name: str) -> None:
+    found = compile_all.compiled(specs, NAME, CELLS, unit=name)
+    assert found.broken == () and found.cells == 2 and not found.complete
+    unit = found.units[name]
+    assert [*found.units] == [name] and unit.registers <= unit.most_registers == 255
+    assert unit.shared_memory <= 99 * 1024
+    assert [each.split(".")[0] for each in unit.opcodes] == ["HMMA", "LDGSTS", "LDSM"]
+
+
+def stricter(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:
+    """Contracts that allow less, and ask for more, than those of families."""
+    return {
+        name: replace(
+            each,
+            registers=100,
+            contract=replace(each.contract, opcodes=("QMMA",), gibibytes=0.01),
+        )
+        for name, each in promises(plans, arch).items()
+    }
+
+
+def test_a_broken_contract_is_told(specs: SpecSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_all, "promises", stricter)
+    found = compile_all.compiled(specs, NAME, CELLS, unit=UNITS[0])
+    said = "\n".join(found.broken)
+    assert said.startswith(f"{NAME} kernels/{UNITS[0]}.cu: compiled in 0.2 GiB of memory, expected")
+    assert "no instruction QMMA, expected one" in said
+    assert "registers, expected 100 at most" in said
+
+
+def test_a_record_reads_back(tmp_path: Path) -> None:
+    unit = compile_all.Unit("norm", 128, 128, 64, ("HMMA.16816",), 1.5, 190, 70)
+    whole = compile_all.Compiled("13.0", True, 9, {"a": unit, "b": unit}, ())
+    path = tmp_path / "record.json"
+    path.write_text(compile_all.dump({"sm_80": whole, "sm_90a": whole}))
+    assert compile_all.read(path) == {"sm_80": whole, "sm_90a": whole}
+    assert compile_all.read(tmp_path / "none.json") == {}
+    other = replace(unit, registers=64)
+    part = compile_all.Compiled("13.1", False, 2, {"a": other}, ())
+    assert compile_all.joined(whole, part) == replace(
+        whole, toolkit="13.1", units={"a": other, "b": unit}
+    )
+    more = replace(part, units={"c": other})
+    assert not compile_all.joined(whole, more).complete, "other cells were to be compiled, too"
+    assert compile_all.joined(None, part) == part

@@ -18,6 +18,7 @@ from fusegen.steps import copies
 
 from .quantize_harness import (
     AMAX_PARTIALS,
+    ATOMS,
     CODES,
     CSRC,
     MOST_STEPS,
@@ -104,6 +105,27 @@ def test_both_copies(kernels: Kernels, recipe: str, case: str) -> None:
     sums = not CASES[case][2] and recipe == "current_e5m2_epsilon"
     run = Run(kernels, RECIPES[recipe], data)
     check(run.quantize(**_arguments(recipe, data), sums=sums), f"{recipe}, {case}")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recipe", ATOMS)
+def test_scales_in_atoms(kernels: Kernels, recipe: str, case: str) -> None:
+    """Every byte of every atom, whichever copies are wanted."""
+    data = _case(case, torch.float16 if case == "wide weights" else torch.bfloat16)
+    arguments: dict[str, object] = {}
+    if ATOMS[recipe].quantization.rounding == "stochastic":
+        arguments["rng_state"] = torch.tensor([0x123456789ABCDEF, 7])
+    run = Run(kernels, ATOMS[recipe], data)
+    for wanted in ((True, True), (True, False), (False, True)):
+        check(run.quantize(*wanted, **arguments), f"{recipe}, {case}, {wanted}")
+
+
+def test_atoms_need_groups_that_begin_one(kernels: Kernels) -> None:
+    run = Run(kernels, ATOMS["mx_1x32"], _case("ragged", torch.bfloat16))
+    arguments = run.arguments()
+    arguments.row_align = 32
+    with pytest.raises(AssertionError, match="row_align = 128 where scales lie in atoms"):
+        kernels.call("run_quantize", 0, ATOMS["mx_1x32"].config, arguments)
 
 
 @pytest.mark.parametrize("recipe", ["nv_1x16_hadamard", "nv_1x16_both"])
@@ -684,3 +706,90 @@ def test_a_tensor_that_cannot_be_quantised_keeps_the_others_from_it(kernels: Ker
         _several(kernels, [good, bad])
     for buffer, _ in good.outputs.values():
         assert (buffer.bytes() == UNWRITTEN).all()
+
+
+def _of_atoms(case: Case, recipe: str, columnwise: bool) -> reference.Operand:
+    """A copy whose scales lie in atoms, as the reference makes it."""
+    q = ATOMS[recipe].quantization
+    made = reference.quantize(
+        case.x, q, rowwise=not columnwise, columnwise=columnwise, group_sizes=case.splits,
+        layout=reference.Layout(align=128, atoms=True),
+        rng_state=torch.tensor([3, 7]) if q.rounding == "stochastic" else None,
+    )  # fmt: skip
+    return made.columnwise if columnwise else made.rowwise
+
+
+DECODED_ATOMS = ("mx_1x32", "mx_32x32", "nv_1x16", "pow2_128x128")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("recipe", DECODED_ATOMS)
+def test_dequantize_from_atoms(
+    kernels: Kernels, recipe: str, columnwise: bool, transposed: bool
+) -> None:
+    case = _case("weights", torch.bfloat16)
+    operand = _of_atoms(case, recipe, columnwise)
+    wanted = reference.dequantize(operand).bfloat16()
+    wanted = wanted.transpose(1, 2) if columnwise else wanted
+    matrices, lines, length = wanted.shape
+    output = Buffer(wanted.numel() * 2, kernels.device)
+    along = operand.scale.shape[1:]
+    arguments = _Dequantize(
+        address(operand.data), address(operand.scale), address(output),
+        matrices, lines, length, operand.data.shape[-1],
+        along.numel(), along[1], 0, 1, address(operand.amax),
+    )  # fmt: skip
+    kernels.call("run_dequantize", int(transposed), ATOMS[recipe].config, arguments)
+    found = output.bytes().view(torch.bfloat16)
+    wanted = wanted.transpose(1, 2).contiguous() if transposed else wanted.contiguous()
+    assert torch.equal(found.view(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("recipe", DECODED_ATOMS)
+@every_grouping
+def test_dequantize_rows_of_groups_from_atoms(
+    kernels: Kernels, recipe: str, splits: list[int], rows: int
+) -> None:
+    x = torch.randn(rows, 136, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sizes = torch.tensor(splits)
+    operand = _of_atoms(Case(x, sizes), recipe, columnwise=False)
+    wanted = reference.dequantize(operand, group_sizes=sizes).bfloat16()
+    output = Buffer(wanted.numel() * 2, kernels.device)
+    arguments = _Dequantize(
+        address(operand.data), address(operand.scale), address(output), 1, rows, 136,
+        operand.data.shape[-1], 0, operand.scale.shape[1], 0, 1,
+        address(operand.amax), address(sizes), len(splits), 0, 128,
+    )  # fmt: skip
+    kernels.call("run_dequantize", 0, ATOMS[recipe].config, arguments)
+    ends = sizes.clamp(0, rows).cumsum(0).clamp(max=rows)
+    found = output.bytes().view(torch.bfloat16).view(rows, 136)[: int(ends[-1])]
+    assert torch.equal(found, wanted[: int(ends[-1])])
+
+
+@pytest.mark.parametrize("recipe", [*DECODED_ATOMS, "nv_1x16_both"])
+@every_grouping
+def test_dequantize_groups_from_atoms(
+    kernels: Kernels, recipe: str, splits: list[int], rows: int
+) -> None:
+    x = torch.randn(rows, 136, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sizes = torch.tensor(splits)
+    operand = _of_atoms(Case(x, sizes), recipe, columnwise=True)
+    values, placed = reference._read(operand, sizes)
+    places, count = placed.places(128)
+    wanted = torch.zeros(count, 136)
+    wanted[places[placed.valid]] = values[placed.valid]
+    starts, _ = placed.starts(128)
+    padded = torch.full_like(sizes, -1)
+    output = Buffer(count * 136 * 2, kernels.device)
+    arguments = _DequantizeGroups(
+        address(operand.data), address(operand.scale), address(output), address(sizes),
+        address(padded), rows, 136, len(splits), operand.data.shape[-1], 128,
+    )  # fmt: skip
+    kernels.call("run_dequantize_groups", ATOMS[recipe].config, arguments)
+    found = output.bytes().view(torch.bfloat16).view(count, 136)
+    for start, padding in zip(starts.tolist(), padded.tolist(), strict=True):
+        assert torch.equal(
+            found[start : start + padding], wanted.bfloat16()[start : start + padding]
+        )
+    assert int(padded.sum()) > 0

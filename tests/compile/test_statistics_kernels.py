@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .quantize_harness import (
+    ATOMS,
     CSRC,
     RECIPES,
     Buffer,
@@ -87,7 +88,7 @@ def _launched(
 ) -> Tensor:
     """The five numbers, as the kernel leaves them."""
     data, scale = operand.data.view(torch.uint8), operand.scale
-    align = operand.layout.align
+    align, atoms = operand.layout.align, operand.layout.atoms
     if token_major:
         scale = reference.token_major(scale, case.splits, align=align)
     scale = scale.contiguous()
@@ -99,7 +100,8 @@ def _launched(
         partials=address(partials), blocks=blocks, output=address(output),
     )  # fmt: skip
     half, columnwise = int(case.x.dtype == torch.float16), int(operand.columnwise)
-    kernels.call("run_statistics", half, columnwise, RECIPES[recipe].config, arguments)
+    config = (ATOMS if atoms else RECIPES)[recipe].config
+    kernels.call("run_statistics", half, columnwise, config, arguments)
     partials.bytes()
     return output.floats()
 
@@ -129,6 +131,24 @@ def test_every_case(kernels: Kernels, measure: Any, recipe: str, columnwise: boo
     for name in CASES:
         dtype = torch.float16 if name == "wide weights" else torch.bfloat16
         _check(kernels, measure, recipe, _case(name, dtype), columnwise)
+
+
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("recipe", ["mx_1x32", "nv_16x16", "nv_1x16_both", "pow2_1x128"])
+def test_scales_in_atoms(kernels: Kernels, measure: Any, recipe: str, columnwise: bool) -> None:
+    q = ATOMS[recipe].quantization
+    for name in CASES:
+        case = _case(name, torch.float16 if name == "wide weights" else torch.bfloat16)
+        made = reference.quantize(
+            case.x, q, rowwise=not columnwise, columnwise=columnwise, group_sizes=case.splits,
+            layout=reference.Layout(align=128, atoms=True),
+            rng_state=torch.tensor([3, 7]) if q.rounding == "stochastic" else None,
+        )  # fmt: skip
+        operand = made.columnwise if columnwise else made.rowwise
+        wanted = measure(case.x, operand, group_sizes=case.splits)
+        found = _launched(kernels, recipe, case, operand, blocks=2, token_major=False)
+        assert torch.equal(found[:4], wanted[:4]), (name, found, wanted)
+        assert torch.allclose(found[4], wanted[4], rtol=1e-6, atol=0, equal_nan=True), name
 
 
 @pytest.mark.parametrize("columnwise", [False, True])

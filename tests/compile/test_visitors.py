@@ -22,7 +22,7 @@ GROUPS = 3
 BEGIN, TOKENS = 40, 101  # of the tile's group
 UNWRITTEN = -12345.0
 ROOMS = ("fragment", "sink", "tile_source", "visit")
-HOPPER = re.compile(r"#include <(?:cute|cutlass)/|#include \".*\.sm90\.cuh\"|\basm\b")
+HOPPER = re.compile(r"#include <(?:cute|cutlass)/|#include \".*\.sm\d+\.cuh\"|\basm\b")
 
 
 class Gemm(IntEnum):
@@ -245,3 +245,16 @@ def test_what_has_no_suffix_uses_no_hopper() -> None:
     assert len(headers) > 8
     for header in headers:
         assert not HOPPER.search(header.read_text()), header
+
+
+def test_tensor_memory_uses_no_warpgroup_mma() -> None:
+    """What GPUs after Hopper share with it are loads, barriers and stores."""
+    pending = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*.sm100.cuh")}
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        seen.add(name)
+        text = (CSRC / name).read_text()
+        assert "sm90_gmma" not in text, name
+        pending |= {*re.findall(r'^#include "(fusegen/.+)"$', text, re.MULTILINE)} - seen
+    assert len(seen) > 40

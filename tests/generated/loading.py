@@ -12,8 +12,11 @@ from pathlib import Path
 from tiers import first_with_each_option
 from unit.gpu_files import load
 
-from fusegen import api
+from fusegen import __version__, api
 from fusegen.ir.naming import Cell
+from fusegen.publish.lock import LOCK_NAME, Lock, dump_lock
+from fusegen.publish.selection import Selection
+from fusegen.spec.serving import ALL, all_archs
 from fusegen.tuning.variants import publish_cells
 
 LOAD = """
@@ -75,3 +78,16 @@ def run_generated_tests(bundle: Path, *chosen: str) -> int:
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed and " skipped" not in run.stdout
     return int(passed[1])
+
+
+def write_fat(namespace: str, folder: Path, cells: Iterable[Cell]) -> Path:
+    """A bundle for all architectures with any cells, below a folder."""
+    archs = all_archs(api.load_specs())
+    selection = Selection(ALL, namespace, cells=tuple(sorted(cells)), archs=archs)
+    place = folder / ALL
+    place.mkdir(parents=True)
+    text = dump_lock(Lock(__version__, selection.to_json(), {}))
+    (place / LOCK_NAME).write_text(text, encoding="utf-8")
+    (*_, done) = api.generate(api.Request(folder)).bundles
+    assert not done.unsupported, done.unsupported[0]
+    return place

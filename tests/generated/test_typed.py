@@ -12,7 +12,7 @@ import pytest
 
 from fusegen.ir.naming import Cell
 
-from .loading import cells_of_every_option, write_cells
+from .loading import cells_of_every_option, write_cells, write_fat
 
 CPU = Path(__file__).parents[2] / "generated" / "cpu"
 QUANTIZE = tuple(Cell("quantize", recipe) for recipe in ("fp8_delayed", "mxfp8", "nvfp4"))
@@ -46,12 +46,14 @@ CHECKERS = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with two bundles: the committed one, and one with every option."""
+    """A repository with bundles: the committed one, one with every option, and a fat one."""
     root = tmp_path_factory.mktemp("project")
     unwanted = shutil.ignore_patterns("lib", "__pycache__")
     shutil.copytree(CPU, root / "experts", ignore=unwanted)
     cells = (*cells_of_every_option(tmp_path_factory.mktemp("specs")), *QUANTIZE)
     write_cells("typed", "cpu", root, cells).rename(root / "options")
+    fat = (Cell("grouped_mlp", "fp8_delayed", ("cached_weights",)), QUANTIZE[0])
+    write_fat("typed_fat", root, fat).rename(root / "fat")
     (root / "right.py").write_text(USE + RIGHT, "utf-8")
     (root / "wrong.py").write_text(USE + WRONG, "utf-8")
     return root
@@ -70,7 +72,7 @@ def errors(checker: str, project: Path, *paths: str) -> list[str]:
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_bundles_have_no_errors(project: Path, checker: str) -> None:
-    assert errors(checker, project, "experts", "options", "right.py") == []
+    assert errors(checker, project, "experts", "options", "fat", "right.py") == []
 
 
 @pytest.mark.parametrize("checker", CHECKERS)

@@ -21,19 +21,9 @@ from fusegen.publish import paths
 from fusegen.publish.lock import LOCK_NAME
 
 ROOT = Path(__file__).parents[2]
-TARGETS = (
-    "cpu",
-    "cpu_quantized",
-    "hopper",
-    "hopper_quantized",
-    "hopper_lean",
-    "main_grad",
-    "cached_weights",
-    "chains",
-    "ampere",
-    "ampere_quantized",
-    "ampere_lean",
-)
+SHIPPED = {path.stem for path in (ROOT / "specs" / "targets").glob("*.yaml")}
+TARGETS = tuple(sorted(SHIPPED - {"all"}))
+"""Of what is committed: every one but that of fat bundles, which are made of the others' parts."""
 FEW = ("cpu", "hopper", "ampere", "main_grad")
 """Targets of bundles for every architecture, with what is quantised and what is not."""
 BUNDLES = sorted(path.parent for path in (ROOT / "generated").glob(f"*/{LOCK_NAME}"))

@@ -18,15 +18,25 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
 BUILD = ROOT / "build"
+RECORD = ROOT / "docs" / "architectures.json"
+"""What `make compile-all` found."""
 
 # Bundles that are generated for the GPU run alone, by the word that the ledger and `build` have for
 # them: what each holds. There is one of each kind per architecture.
 EVIDENCE = "evidence"
 WRITTEN = "written"
+TWIN = "twin"
+"""The bundle of an architecture that no GPU here runs, compiled for one that is here: with matrix
+instructions in software, and all else as it is."""
+TWINS = {"sm_100a": "sm_90a_tcgen05", "sm_120a": "sm_90a_twin"}
+"""What the bundles of twins are called, by the architecture that each is of (twin.py)."""
 FURTHER = {
     EVIDENCE: "further cells",
     WRITTEN: "specs of tests: chains, recipes, extension",
+    TWIN: "matrix instructions in software",
 }
+MANIFEST = "manifest.json"
+"""Of a bundle that has files of some cells, and digests of the others."""
 
 # "cpu" runs the tests that need no GPU on the reference instead: a check of the tests themselves.
 DEVICE = os.environ.get("FUSEGEN_TEST_DEVICE", "cuda")
@@ -44,6 +54,7 @@ class Code(str, Enum):
 
     SASS = "SASS"
     PTX = "PTX"  # which its driver compiles when the library is loaded
+    TWIN = "twin"  # of another architecture's, but for its matrix instructions
 
 
 def code_on(folder: Path, capability: tuple[int, int]) -> Code | None:
@@ -56,18 +67,24 @@ def code_on(folder: Path, capability: tuple[int, int]) -> Code | None:
     if match is None:
         return None
     own = int(match[1]), int(match[2])
+    sass = Code.TWIN if kind_of(folder) == TWIN else Code.SASS
     if capability == own:
-        return Code.SASS
+        return sass
     if match[3] or capability < own:
         return None
     if capability[0] == own[0]:
-        return Code.SASS
+        return sass
     return Code.PTX if match[4] else None
 
 
 def compiled_bundles() -> list[Path]:
     """Every bundle that has kernels, by name; the folder's name is its architecture."""
     return sorted(path.parents[1] for path in GENERATED.glob("*/csrc/sources.cmake"))
+
+
+def is_representative(folder: Path) -> bool:
+    """Whether a bundle stands for an architecture's others, of which it has digests."""
+    return (folder / MANIFEST).is_file()
 
 
 def further_bundles() -> list[Path]:

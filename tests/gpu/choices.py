@@ -90,7 +90,7 @@ class Choices:
 
     def __init__(self, facts: Sequence[BundleFacts]) -> None:
         self.arch = facts[0].arch
-        self._ran = facts[0].ran
+        self._ran = " and ".join(sorted({each.ran for each in facts if each.ran}))
         self.owners = {cell: units for each in facts for cell, units in each.owners.items()}
         self._states = {cell: each.state(cell) for each in facts for cell in each.owners}
 
@@ -160,7 +160,7 @@ def _use(every: Sequence[Choices], own: Sequence[Sequence[str]]) -> str:
     if not recipes:
         return "none"
     said = {each.arch: each.evidence(cells) for each, cells in zip(every, own, strict=True)}
-    words = [f"{what} on `{arch}`" for arch, what in said.items()]
+    words = [f"{what} (`{arch}`)" for arch, what in said.items()]
     alike = len({*said.values()}) == 1
     return f"{', '.join(recipes)}: {next(iter(said.values())) if alike else ', '.join(words)}"
 

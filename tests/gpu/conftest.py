@@ -44,7 +44,12 @@ _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 SAMPLE = "grouped_linear__bf16"
 _PLAIN = [path.name for path in HERE.glob("test_*.py") if path.name not in _QUANTIZED]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
-_OF_FUSEGEN = ["test_collective_graphs.py", "test_memory.py", "test_two_devices.py"]
+_OF_FUSEGEN = [
+    "test_collective_graphs.py",
+    "test_fat.py",
+    "test_memory.py",
+    "test_two_devices.py",
+]
 _OF_TRANSFORMERS = ["test_experts_of_models.py"]
 
 

@@ -21,6 +21,14 @@ class State(str, Enum):
     NEVER = "never ran"
 
 
+_RAN = {Code.SASS: "ran", Code.PTX: "PTX ran", Code.TWIN: "twin ran"}
+_NOT_RUN = {
+    Code.SASS: "",
+    Code.PTX: "; SASS compiled, not run",
+    Code.TWIN: ", with matrix instructions in software; its own code compiled, not run",
+}
+
+
 @dataclass(frozen=True)
 class Entry:
     """One unit, as it ran.
@@ -48,11 +56,15 @@ class Entry:
     code: str = Code.SASS.value
 
     @property
+    def ran(self) -> str:
+        """What ran, on which GPU, in few words: ``PTX ran on H200``."""
+        return f"{_RAN[Code(self.code)]} on {self.device.removeprefix('NVIDIA ')}"
+
+    @property
     def where(self) -> str:
-        """What ran, on which GPU."""
-        if self.code == Code.PTX.value:
-            return f"PTX ran on {self.device}; SASS compiled, not run"
-        return f"ran on {self.device}"
+        """The same in whole words, with what did not run."""
+        what = Code(self.code)
+        return f"{_RAN[what]} on {self.device}{_NOT_RUN[what]}"
 
 
 Entries = Mapping[str, Mapping[str, Entry]]

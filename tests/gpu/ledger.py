@@ -1,7 +1,7 @@
 """The ledger: which kernels ran, tested, on which device, and whether they changed since.
 
     python tests/gpu/ledger.py run [--no-build]   the four steps that follow, on this GPU
-    python tests/gpu/ledger.py build [--jobs N]   generate the further bundles and build everything
+    python tests/gpu/ledger.py build [--jobs N] [BUNDLE...]  generate the further bundles and build
     python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
     python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
     python tests/gpu/ledger.py record             write what both found into the ledger
@@ -118,23 +118,44 @@ def further_bundles() -> list[Path]:
     """The bundles for the GPU run alone, brought up to the specs."""
     sys.path.insert(0, str(bundles.ROOT / "generator"))
     import evidence
+    import twin
     import written
 
-    archs = [folder.name for folder in bundles.compiled_bundles()]
+    twin.generate(
+        arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in load()
+    )
+    whole = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
+    archs = [folder.name for folder in whole]
     evidence.generate(archs)
     written.generate(archs)
     return bundles.further_bundles()
 
 
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
-    """What the files of one bundle and the ledger say."""
+    """What the files of one bundle, those of its twin and the ledger say."""
+    twin = bundles.BUILD / bundles.TWIN / bundles.TWINS.get(folder.name, "none")
     return matrix.BundleFacts(
         arch=folder.name,
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
         owners=matrix.read_owners((folder / "fusegen.lock").read_text("utf-8")),
         hashes=hash_units(folder),
         entries=entries.get(bundles.key_of(folder), {}),
+        digests=_digests_of(folder / bundles.MANIFEST),
+        twin=facts_of(twin, entries) if twin.is_dir() else None,
+        compiled=_all_compiled(folder.name),
     )
+
+
+def _digests_of(manifest: Path) -> tuple[matrix.Cell, ...]:
+    return tuple(matrix.read_manifest(manifest.read_text("utf-8"))) if manifest.is_file() else ()
+
+
+def _all_compiled(arch: str) -> bool:
+    """Whether every cell of an architecture is on record as compiled."""
+    if not bundles.RECORD.is_file():
+        return False
+    found = json.loads(bundles.RECORD.read_text("utf-8")).get(arch, {})
+    return bool(found.get("complete"))
 
 
 def choices_of(entries: Entries) -> list[choices.Choices]:
@@ -216,9 +237,28 @@ def write_readme(*, only_check: bool) -> int:
 # ---- runs
 
 
-def build(jobs: int | None = None) -> int:
-    """Generate the further bundles and build every compiled bundle, to run here or elsewhere."""
-    for folder in (*bundles.compiled_bundles(), *further_bundles()):
+def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
+    """Generate the further bundles and build every compiled bundle, to run here or elsewhere.
+
+    Of those named, if any are: committed ones without generating further ones.
+
+    Raises:
+        LedgerError: there is none of a name.
+    """
+    committed = {bundles.key_of(folder): folder for folder in bundles.compiled_bundles()}
+    if not wanted:
+        import twin
+
+        twin.generate(arch for arch in bundles.TWINS if arch in committed)
+    further = (
+        {}
+        if {*wanted} <= {*committed} and wanted
+        else {bundles.key_of(folder): folder for folder in further_bundles()}
+    )
+    every = committed | further
+    if unknown := [name for name in wanted if name not in every]:
+        raise LedgerError(f"{unknown[0]!r}: no bundle here; there are {', '.join(every)}")
+    for folder in [every[name] for name in wanted or every]:
         steps.build_bundle(folder, jobs)
         print(f"{bundles.key_of(folder)}: built", flush=True)
     return 0
@@ -301,7 +341,9 @@ def main(words: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run").add_argument("--no-build", action="store_true")
-    verbs.add_parser("build").add_argument("--jobs", type=int, help="units compiled at a time")
+    building = verbs.add_parser("build")
+    building.add_argument("--jobs", type=int, help="units compiled at a time")
+    building.add_argument("bundle", nargs="*", help='such as "sm_90a"; by default all')
     on_gpu = {"test": test, "sanitize": sanitize}
     for verb in on_gpu:
         verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
@@ -314,7 +356,7 @@ def main(words: list[str] | None = None) -> int:
         if arguments.verb == "run":
             return run(builds=not arguments.no_build)
         if arguments.verb == "build":
-            return build(arguments.jobs)
+            return build(arguments.jobs, arguments.bundle)
         if arguments.verb == "readme":
             return write_readme(only_check=arguments.check)
         if arguments.verb in on_gpu:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bundles import Code
 from entries import Entry, LedgerError, State, combine, state_of
 
 BEGIN = "<!-- matrix:begin -->"
@@ -47,31 +46,80 @@ def read_owners(lock: str) -> dict[str, set[str]]:
     return owners
 
 
+def read_manifest(text: str) -> list[Cell]:
+    """Cells of which a bundle has digests, without those that have options."""
+    rows = json.loads(text)["cells"].items()
+    named = ((name, name.split("__"), said) for name, said in sorted(rows))
+    return [
+        Cell(parts[0], parts[1], said.partition(" ")[0].removesuffix(":"), name)
+        for name, parts, said in named
+        if len(parts) == 2
+    ]
+
+
 @dataclass(frozen=True)
 class BundleFacts:
-    """All that the matrix says of one bundle."""
+    """All that the matrix says of one bundle.
+
+    Attributes:
+        arch: its architecture.
+        cells: that it has files of.
+        owners: units of every cell.
+        hashes: of the units as they are.
+        entries: of the ledger.
+        digests: cells that its manifest has.
+        twin: what is known of its twin; None where there is none.
+        compiled: whether every cell of the architecture was compiled, with those of the manifest.
+    """
 
     arch: str
     cells: tuple[Cell, ...]
     owners: Mapping[str, set[str]]
     hashes: Mapping[str, str]
     entries: Mapping[str, Entry]
+    digests: tuple[Cell, ...] = ()
+    twin: BundleFacts | None = None
+    compiled: bool = False
 
     def evidence(self, cell: Cell) -> str:
         """Why somebody should believe that this cell works."""
+        if cell in self.digests:
+            return self._of_digest(cell)
         if not self.hashes:
             return "reference"
         # A cell without kernels of its own passes tensors through.
         if not self._units(cell.name):
             return f"{cell.status}, no kernels"
-        words = {State.CURRENT: self.ran, State.STALE: "stale", State.NEVER: "compiled only"}
-        return f"{cell.status}, {words[self.state(cell.name)]}"
+        return f"{cell.status}, {self.said(cell.name)}"
+
+    def _of_digest(self, cell: Cell) -> str:
+        """Of one without files here; its twin may have some."""
+        if cell.status == "unsupported":
+            return cell.status
+        never = "compiled only" if self.compiled else "generated only"
+        return f"{cell.status}, {self._of_twin(cell.name) or never}"
+
+    def said(self, cell: str) -> str:
+        """What ran of a cell with kernels, in few words."""
+        state = self.state(cell)
+        if state is State.NEVER:
+            return self._of_twin(cell) or "compiled only"
+        ran = self._ran(self._units(cell))
+        return f"{ran}, changed since" if state is State.STALE else ran
+
+    def _of_twin(self, cell: str) -> str:
+        """What ran of the cell's twin; empty where nothing did."""
+        twin = self.twin
+        return twin.said(cell) if twin and twin.state(cell) is not State.NEVER else ""
 
     @property
     def ran(self) -> str:
-        """How what ran as it is did."""
-        ptx = any(entry.code == Code.PTX.value for entry in self.entries.values())
-        return "ran as PTX" if ptx else "ran"
+        """How and where its units ran."""
+        return self._ran(self.entries)
+
+    def _ran(self, units: Iterable[str]) -> str:
+        found = {self.entries[unit].ran for unit in units if unit in self.entries}
+        return " and ".join(sorted(found))
 
     def state(self, cell: str) -> State:
         """Of all units of a cell together."""
@@ -86,7 +134,8 @@ class BundleFacts:
         if not self.hashes:
             return "the PyTorch reference; runs in every test"
         if not self.entries:
-            return "compiled only: it has run on no GPU yet"
+            never = "compiled only: it has run on no GPU yet"
+            return f"{never}; its {self.twin.run()}" if self.twin and self.twin.entries else never
         latest = max(self.entries.values(), key=lambda entry: entry.date)
         ran = (
             f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
@@ -98,8 +147,9 @@ class BundleFacts:
 
 def matrix(facts: Iterable[BundleFacts]) -> str:
     """The support matrix as Markdown: a row per module and recipe, then a line per architecture."""
-    columns = sorted(facts, key=lambda bundle: (bundle.arch != "cpu", bundle.arch))
-    rows = sorted({(cell.module, cell.recipe) for bundle in columns for cell in bundle.cells})
+    columns = sorted(facts, key=lambda bundle: _place(bundle.arch))
+    shown_of = {bundle.arch: (*bundle.cells, *bundle.digests) for bundle in columns}
+    rows = sorted({(cell.module, cell.recipe) for cells in shown_of.values() for cell in cells})
     heads = ["module", "recipe", *(f"`{bundle.arch}`" for bundle in columns)]
     lines = [table_row(heads), "|" + "---|" * len(heads)]
     for module, recipe in rows:
@@ -107,7 +157,7 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
             next(
                 (
                     bundle.evidence(c)
-                    for c in bundle.cells
+                    for c in shown_of[bundle.arch]
                     if (c.module, c.recipe) == (module, recipe)
                 ),
                 "not generated",
@@ -116,6 +166,12 @@ def matrix(facts: Iterable[BundleFacts]) -> str:
         ]
         lines.append(table_row([f"`{module}`", f"`{recipe}`", *shown]))
     return "\n".join([*lines, "", *(f"- `{bundle.arch}`: {bundle.run()}" for bundle in columns)])
+
+
+def _place(arch: str) -> tuple[int, str]:
+    """In the order of compute capabilities; what has none, the CPU, is the first."""
+    digits = re.search(r"\d+", arch)
+    return (int(digits[0]) if digits else 0, arch)
 
 
 def table_row(cells: Iterable[str]) -> str:

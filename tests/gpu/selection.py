@@ -26,10 +26,19 @@ _GEMM = re.compile(
     r"(?:\(fusegen::Fp8Scaling\)\d, \(fusegen::Accumulation\)\d, )?fusegen::Config<"
     r"(\d+), (\d+), (\d+), (\d+), \(fusegen::Schedule\)(\d)"
 )
-# As they print those of gemm/gemm.mma.cuh.
+# As they print those of gemm/gemm{,_fp8,_scaled}.mma.cuh.
 _MMA_GEMM = re.compile(
-    r"ragged_(?:decoded_)?mma_gemm<\(fusegen::Gemm\)(\d), (\w+), fusegen::MmaConfig<"
+    r"ragged_(?:fp8_|decoded_|scaled_)?mma_gemm<\(fusegen::Gemm\)(\d), "
+    r"(?:__nv_fp8_\w+, __nv_fp8_\w+, |fusegen::MxWarpMma<__nv_fp8_\w+, __nv_fp8_\w+ ?>, "
+    r"|fusegen::NvWarpMma, )?(\w+), "
+    r"(?:\(fusegen::Fp8Scaling\)\d, )?(?:\(fusegen::Accumulation\)\d, )?fusegen::MmaConfig<"
     r"(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)"
+)
+# As they print those of gemm/gemm{,_fp8,_scaled}.sm100.cuh.
+_TCGEN05_GEMM = re.compile(
+    r"ragged_(?:fp8_|decoded_|scaled_)?tcgen05_gemm<\(fusegen::Gemm\)(\d), "
+    r"(?:__nv_fp[84]_\w+, __nv_fp[84]_\w+, )?(\w+), (?:\(fusegen::Fp8Scaling\)\d, )?"
+    r"fusegen::Tcgen05Config<(\d+), (\d+), (\d+), (\d+)"
 )
 _OF_CODES = re.compile(r"gemm_decoded_\w+_(tensor|row)_(tensor|row)")
 KINDS = ("fprop", "dgrad", "wgrad")
@@ -192,6 +201,9 @@ def launch_of(kernel: str) -> Launch | None:
     elif match := _MMA_GEMM.search(kernel):
         m, n, k, rows, columns, stages, ctas = match.groups()[2:]
         point = f"mma_{m}x{n}x{k}_{rows}x{columns}_{stages}_{ctas}"
+    elif match := _TCGEN05_GEMM.search(kernel):
+        m, n, k, sums = match.groups()[2:]
+        point = f"umma_{m}x{n}x{k}_{sums}"
     else:
         return None
     return Launch(KINDS[int(match[1])], _ELEMENTS[match[2]], point)

@@ -66,4 +66,25 @@ def test_kernel_names() -> None:
     )
     expected = selection.Launch("dgrad", "bfloat16", "mma_128x128x32_2x2_4_2")
     assert selection.launch_of(name) == expected
+    name = (
+        "void fusegen::ragged_fp8_mma_gemm<(fusegen::Gemm)2, __nv_fp8_e5m2, __nv_fp8_e4m3, __half, "
+        "(fusegen::Fp8Scaling)0, (fusegen::Accumulation)1, fusegen::MmaConfig<128, 128, 64, 2, 4, "
+        "4, 1, fusegen::Limits<101376, 65536> >, (fusegen::Store)6>(int)"
+    )
+    expected = selection.Launch("wgrad", "float16", "mma_128x128x64_2x4_4_1")
+    assert selection.launch_of(name) == expected
+    for multiply in ("MxWarpMma<__nv_fp8_e4m3, __nv_fp8_e4m3>", "NvWarpMma"):
+        name = (
+            f"void fusegen::ragged_scaled_mma_gemm<(fusegen::Gemm)2, fusegen::{multiply}, __half, "
+            "(fusegen::Accumulation)0, fusegen::MmaConfig<128, 128, 64, 2, 4, 4, 1, "
+            "fusegen::Limits<101376, 65536> >, (fusegen::Store)6, fusegen::Keep>(int)"
+        )
+        assert selection.launch_of(name) == expected
+    name = (
+        "void fusegen::ragged_scaled_tcgen05_gemm<(fusegen::Gemm)2, __nv_fp8_e5m2, __nv_fp8_e4m3, "
+        "__half, fusegen::Tcgen05Config<128, 256, 128, 1, fusegen::Limits<232448, 65536> >, "
+        "(fusegen::Store)6>(int)"
+    )
+    expected = selection.Launch("wgrad", "float16", "umma_128x256x128_1")
+    assert selection.launch_of(name) == expected
     assert selection.launch_of("void fusegen::group_sum::kernel<__half, __half>(int)") is None

@@ -162,17 +162,67 @@ def test_advance() -> None:
 # Layouts of scales
 
 
-def test_swizzle_is_the_formula() -> None:
-    scale = torch.randint(0, 255, (150, 6), dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    got = reference.swizzle(scale)
-    assert got.shape == (2, 2, 32, 4, 4) and got.dtype == scale.dtype
-    codes, flat = got.view(torch.uint8), scale.view(torch.uint8)
-    expected = torch.zeros_like(codes)
-    for m in range(150):
-        for k in range(6):
-            expected[m // 128, k // 4, m % 32, m % 128 // 32, k % 4] = flat[m, k]
-    assert torch.equal(codes, expected)
-    assert torch.equal(reference.unswizzle(got, 150, 6).view(torch.uint8), flat)
+ATOMS = reference.Layout(align=128, atoms=True)
+
+
+def _atom_place(scale: Tensor, row: int, block: int) -> int:
+    """The byte at a row and a block of one matrix of atoms."""
+    at = (row // 128, block // 4, row % 32, row % 128 // 32, block % 4)
+    return int(scale.view(torch.uint8)[at])
+
+
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "role"), [("mxfp8", "input"), ("nvfp4", "input"), ("nvfp4", "weight")]
+)
+def test_atoms_are_the_formula(recipe: str, role: str, columnwise: bool) -> None:
+    """Of rows in groups, of which every one begins an atom; what is in no block is 0."""
+    q = quantization(recipe, role)
+    x, sizes = normal((150, 136), torch.bfloat16), [9, 0, 130]
+    splits = torch.tensor(sizes) if role == "input" else None
+    rows = splits.tolist() if splits is not None else [150]
+    wanted = {"rowwise": not columnwise, "columnwise": columnwise, "group_sizes": splits}
+    logical = reference.quantize(x, q, **wanted)[columnwise]
+    placed = reference.quantize(x, q, **wanted, layout=ATOMS)[columnwise]
+    size = 32 if recipe == "mxfp8" else 16
+    of_rows, of_columns = q.blocks(columnwise)
+    scales = logical.scale.view(torch.uint8)
+    taken, begin = 0, 0
+    for group, count in enumerate(rows):
+        first = 128 * (begin // 128 + group)
+        for row in range(count):
+            block = row // of_rows + (begin // of_rows + group if of_rows > 1 else begin)
+            for column in range(136):
+                expected = int(scales[block, column // of_columns])
+                at = (
+                    (column, (first + row) // size) if columnwise else (first + row, column // size)
+                )
+                assert _atom_place(placed.scale, *at) == expected
+        lines, across = (136, -(-count // size)) if columnwise else (count, -(-136 // size))
+        taken += lines * across
+        begin += count
+    assert int((placed.scale.view(torch.uint8) != 0).sum()) <= taken
+    assert torch.equal(
+        reference.dequantize(placed, group_sizes=splits),
+        reference.dequantize(logical, group_sizes=splits),
+    )
+
+
+def test_a_longer_block_has_several_bytes() -> None:
+    """A power of two for 128 elements, read as one for each 32 of them."""
+    q = quantization("fp8_block", "input")
+    exponents = quantization("fp8_block", "input", scale_dtype="e8m0")
+    x = normal((40, 300), torch.bfloat16)
+    plain = reference.quantize(x, q).rowwise
+    placed = reference.quantize(x, exponents, layout=ATOMS).rowwise
+    codes = placed.scale.view(torch.uint8)
+    assert codes.shape == (1, 3, 32, 4, 4)
+    for row in range(40):
+        for block in range(12):
+            value = 2.0 ** (_atom_place(placed.scale, row, block) - 127)
+            assert value == float(plain.scale[row, block // 4])
+    assert torch.equal(placed.data.view(torch.uint8), plain.data.view(torch.uint8))
+    assert torch.equal(reference.dequantize(placed), reference.dequantize(plain))
 
 
 def test_token_major() -> None:

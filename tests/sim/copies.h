@@ -235,6 +235,17 @@ inline void load_box(const void* handle, const uint64_t* barrier, uint16_t ctas,
   }
 }
 
+// cp.async.bulk: bytes as they are.
+inline void load_bytes(void* to, const void* from, uint32_t bytes, const void* barrier) {
+  const uint32_t begin = offset_of(to);
+  const auto address = reinterpret_cast<uint64_t>(from);
+  if (begin % 16 != 0 || address % 16 != 0 || bytes % 16 != 0) fail("a misaligned copy of bytes");
+  if (begin + bytes > kSharedBytes) fail("a copy beyond shared memory");
+  check_global(address, bytes);
+  std::memcpy(to, from, bytes);
+  barrier_of(cta(), barrier).add_bytes(-int32_t(bytes));
+}
+
 // Rounds to nearest, as the copy engine does.
 template <class Element>
 void add_element(uint64_t address, const uint8_t* place) {

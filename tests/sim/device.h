@@ -45,6 +45,10 @@ inline void __syncwarp() { sim::sync_warp(); }
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   return sim::shared_address(pointer);
 }
+inline void* __cvta_shared_to_generic(size_t address) {
+  return sim::shared_pointer(uint32_t(address), 1);
+}
+inline void __threadfence_block() {}
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

@@ -14,9 +14,12 @@
 
 namespace sim {
 
-enum class Format { e4m3, e5m2, bf16, fp16 };
+enum class Format { e4m3, e5m2, bf16, f16, e2m1 };
 
-constexpr int bytes_of(Format format) { return format <= Format::e5m2 ? 1 : 2; }
+constexpr int bits_of(Format format) {
+  return format == Format::e2m1 ? 4 : format <= Format::e5m2 ? 8 : 16;
+}
+constexpr int bytes_of(Format format) { return bits_of(format) / 8; }
 
 template <class Code>
 std::array<float, 256> decoded_codes() {
@@ -29,14 +32,19 @@ std::array<float, 256> decoded_codes() {
   return values;
 }
 
+template <class Code>
+inline const std::array<float, 256> kDecoded = decoded_codes<Code>();
+
 inline float decode(const uint8_t* from, Format format) {
-  static const auto e4m3 = decoded_codes<__nv_fp8_e4m3>();
-  static const auto e5m2 = decoded_codes<__nv_fp8_e5m2>();
   switch (format) {
-    case Format::e4m3: return e4m3[*from];
-    case Format::e5m2: return e5m2[*from];
+    case Format::e4m3: return kDecoded<__nv_fp8_e4m3>[*from];
+    case Format::e5m2: return kDecoded<__nv_fp8_e5m2>[*from];
     case Format::bf16: return __bfloat162float(read_as<__nv_bfloat16>(from));
-    case Format::fp16: return __half2float(read_as<__half>(from));
+    case Format::f16: return __half2float(read_as<__half>(from));
+    case Format::e2m1: {  // in the lower half
+      constexpr float kSizes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+      return (*from & 8) != 0 ? -kSizes[*from & 7] : kSizes[*from & 7];
+    }
   }
   return 0;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,12 @@ class Replacement:
 
     instruction: str
     code: str
+
+
+def _multiply(a: str, b: str) -> Replacement:
+    """An MMA of a warp, by the formats of its operands."""
+    a_in_sim, b_in_sim = (f"sim::Format::{each}" for each in (a, b))
+    return Replacement(f"f32.{a}.{b}.f32", f"sim::multiply_add<{a_in_sim}, {b_in_sim}>(d, a, b);")
 
 
 REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
@@ -36,21 +42,48 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
+    "load/scale_atoms.sm90.cuh": (
+        Replacement("cp.async.bulk", "sim::load_bytes(to, from, kAtomBytes, &barrier);"),
+    ),
     "mainloop/promotion.sm90.cuh": (
         Replacement("ld.global.nc.f32", "value = sim::load_global(from);"),
     ),
-    "load/cp_async.mma.cuh": (
+    "load/async.mma.cuh": (
         Replacement("cp.async.cg", "sim::copy_async(to, from, bytes);"),
         Replacement("cp.async.commit_group", "sim::commit_copies();"),
         Replacement("cp.async.wait_group", "sim::wait_for_copies(Left);"),
+        Replacement("ld.shared.u32", "value = sim::load_shared<uint32_t>(address);"),
+        Replacement("ld.shared.u8", "value = sim::load_shared<uint8_t>(address);"),
     ),
     "mainloop/mma.mma.cuh": (
         Replacement("m8n8.x4.trans", "sim::load_four_matrices<true>(address, out);"),
         Replacement("m8n8.x4.shared", "sim::load_four_matrices<false>(address, out);"),
-        Replacement("f32.bf16.bf16.f32", "sim::multiply_add<Element>(d, a, b);"),
-        Replacement("f32.f16.f16.f32", "sim::multiply_add<Element>(d, a, b);"),
+    ),
+    "mainloop/warp_mma.mma.cuh": (
+        _multiply("bf16", "bf16"),
+        _multiply("f16", "f16"),
+    ),
+    "mainloop/warp_mma_fp8.mma.cuh": tuple(
+        _multiply(a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")
     ),
 }
+_SCALED = "d, a, b, scale_a, scale_b"
+REPLACEMENTS["mainloop/warp_mma_scaled.mma.cuh"] = (
+    *(
+        Replacement(
+            f"f32.{a}.{b}.f32.ue8m0",
+            f"sim::multiply_scaled<sim::Format::{a}, sim::Format::{b}>({_SCALED});",
+        )
+        for a in ("e4m3", "e5m2")
+        for b in ("e4m3", "e5m2")
+    ),
+    Replacement(
+        "f32.e2m1.e2m1.f32.ue4m3",
+        f"sim::multiply_scaled<sim::Format::e2m1, sim::Format::e2m1>({_SCALED});",
+    ),
+)
+OF_THE_HOST = ("quantize/math.cuh",)
+"""Headers that compile for the host as they are: what is for a GPU alone is left out there."""
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"
 ASM = re.compile(r"\basm( volatile)?\(")
@@ -77,15 +110,26 @@ def _on_cpu(name: str, text: str) -> str:
     for replacement in REPLACEMENTS.get(name, ()):
         text = _replace(text, replacement, name)
     text = text.replace(SHARED, SHARED_ON_CPU)
-    code = re.sub(r"//.*", "", text)
+    code = "" if name in OF_THE_HOST else re.sub(r"//.*", "", text)
     rest = ASM.search(code) or re.search("__shared__", code)
     assert not rest, f"{name} holds {rest} that {Path(__file__).name} does not replace"
     return text
 
 
-def headers_on_cpu(folder: Path, first: Sequence[str]) -> dict[str, str]:
-    """Name -> text of some headers of a folder and of all that they include from there."""
+def headers_on_cpu(
+    folder: Path, first: Sequence[str], others: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name -> text of some headers of a folder and of all that they include from there.
+
+    Args:
+        folder: of the headers.
+        first: names of those.
+        others: texts that take the place of some.
+    """
+    taken = others or {}
     names = sorted({name for each in first for name in _included(folder, each)})
     gone = [name for name in REPLACEMENTS if not (folder / name).is_file()]
     assert not gone, f"no longer there: {gone}"
-    return {name: _on_cpu(name, (folder / name).read_text()) for name in names}
+    return {
+        name: _on_cpu(name, taken.get(name) or (folder / name).read_text("utf-8")) for name in names
+    }

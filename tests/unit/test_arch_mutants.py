@@ -35,6 +35,7 @@ from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Config, Demand, offers
 from fusegen.families.registry import CONFIGS, FAMILIES, known_family
+from fusegen.families.scalings import ALL
 from fusegen.families.wgmma import WgmmaConfig
 from fusegen.ir.dtypes import DType
 from fusegen.ir.kernel import GemmKind, Store
@@ -184,6 +185,7 @@ def words_beside(subject: Subject, path: Path_, word: str) -> list[str]:
         "stores": [each.value for each in Store],
         **words_of_points(),
         "template": [family.name for family in FAMILIES],
+        "scale_atoms": [each.name for each in ALL if each.atom_block],
         "arch": ["sm_90", "sm_100a", "cpu"],
         "gencode": ["arch=compute_90,code=sm_90", "arch=compute_100a,code=sm_100a"],
         "toolkit": ["12.0", "13.3", "12.6"],

@@ -152,7 +152,8 @@ def test_unknown_words_end_with_the_closest() -> None:
 def test_native_without_a_gpu_lists_the_archs(command: str) -> None:
     done = run(command, "--arch", "native", "--module", "silu", "--recipe", "bf16")
     assert done.exit_code == cli.ExitCode.USAGE
-    assert "no visible NVIDIA GPU; name one of: cpu, sm_80, sm_90a" in done.stderr
+    archs = ", ".join(load([paths.builtin_specs()]).archs)
+    assert f"no visible NVIDIA GPU; name one of: {archs}" in done.stderr
 
 
 def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,16 @@ def test_native_is_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("capability", "arch"),
-    [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_80"), ((7, 5), None)],
+    [
+        ((8, 0), "sm_80"),
+        ((8, 6), "sm_80"),
+        ((8, 9), "sm_89"),
+        ((9, 0), "sm_90a"),
+        ((10, 0), "sm_100a"),
+        ((10, 3), "sm_89"),
+        ((12, 0), "sm_120a"),
+        ((7, 5), None),
+    ],
 )
 def test_the_latest_arch_that_a_gpu_runs_serves_it(
     capability: tuple[int, int], arch: str | None

@@ -41,7 +41,7 @@ from fusegen.ir.quantization import (
 from fusegen.passes.pipeline import Plan, resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.spec import points
-from fusegen.spec.arch import Every, FamilySpec
+from fusegen.spec.arch import Every, FamilySpec, capability_of
 from fusegen.spec.offered import offered
 from fusegen.steps import definition
 from fusegen.steps.launch import Origin
@@ -143,22 +143,27 @@ def test_every_family_has_a_word_for_each_thing_it_accepts() -> None:
 
 
 def test_families_run_where_their_instructions_are() -> None:
-    """Device code without a suffix, and that of mma.sync, runs from 8.0 on."""
+    """Device code without a suffix, and that of mma.sync, runs from 8.0 on; of FP8 from 8.9 on."""
     for family in FAMILIES:
-        of_hopper = family.name.endswith("_sm90")
-        assert not family.cannot_run_on("sm_90a", (9, 0)), family.name
-        assert family.cannot_run_on("sm_75", (7, 5)), family.name
-        for arch, capability in (("sm_80", (8, 0)), ("sm_100a", (10, 0))):
-            assert bool(family.cannot_run_on(arch, capability)) == of_hopper, family.name
+        word = family.name.rpartition("_")[2]
+        own = {"sm90": "sm_90a", "tcgen05": "sm_100a"}.get(word)
+        refuses = {"sm_75", *(["sm_80"] if family.name == "gemm_fp8_mma" else [])}
+        for arch in ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"):
+            capability = capability_of(arch)
+            assert capability
+            refused = arch in refuses or own not in (None, arch)
+            assert bool(family.cannot_run_on(arch, capability)) == refused, (family.name, arch)
+    assert known("gemm_fp8_mma").cannot_run_on("sm_86", (8, 6))
 
 
 def test_an_architecture_offers_no_more_than_its_families() -> None:
     """What the plan asks of a listed family, the family itself accepts or refuses by one rule."""
-    for name, spec in SPECS.archs["sm_90a"].kernels.items():
-        family = known(spec.template or name)
-        for demand in demands(family):
-            if offers(spec, demand):
-                assert offers(family, demand)
+    for arch in SPECS.archs.values():
+        for name, spec in arch.kernels.items():
+            family = known(spec.template or name)
+            for demand in demands(family):
+                if offers(spec, demand):
+                    assert offers(family, demand)
 
 
 def demands(family: Family) -> Iterator[Demand]:
@@ -203,8 +208,8 @@ def test_a_family_says_what_it_has_no_code_for() -> None:
 
 def test_what_an_architecture_has_in_words() -> None:
     assert offered("quantize", ARCH) == (
-        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, mx_1xN, nv_1xN, block_NxN,"
-        " mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
+        "it has quantize of e4m3, e5m2, e2m1 by tensor, row, block_1xN, pow2_1xN, mx_1xN, nv_1xN,"
+        " block_NxN, pow2_NxN, mx_NxN, nv_NxN, N one of 16, 32, 64, 128"
     )
     assert offered("gemm", ARCH) == (
         "it has gemm of what is not quantised; gemm of e4m3, e5m2 by tensor, row in fast sums;"
@@ -272,7 +277,13 @@ def test_units_state_what_families_derive() -> None:
     """Every number of a configuration, in the unit that is compiled for it."""
     cells = [Cell("grouped_linear", recipe) for recipe in ("bf16", "fp8_block", "mxfp8", "nvfp4")]
     seen: set[str] = set()
-    for arch, limits in (("sm_90a", "<232448, 65536>"), ("sm_80", "<166912, 65536>")):
+    limits_of = {
+        "sm_90a": "<232448, 65536>",
+        "sm_80": "<166912, 65536>",
+        "sm_100a": "<232448, 65536>",
+        "sm_120a": "<101376, 65536>",
+    }
+    for arch, limits in limits_of.items():
         for plan in resolve(SPECS, arch, cells).modules:
             for unit in (unit for kernels in plan.kernel_sets for unit in kernels.units):
                 context = unit_context(unit, "ns")

@@ -28,7 +28,7 @@ LONGEST_NAME = "grouped_mlp_clamped_qgeglu"
 def texts() -> Mapping[str, str]:
     """All C++ that is printed for the target's cells, and for every option."""
     words = words_of(SPECS.modules[LONGEST_NAME], SPECS.ops)
-    cells = {*target_cells(SPECS, SPECS.targets)["sm_90a"]}
+    cells = {*target_cells(SPECS, SPECS.targets)["sm_90a"].every}
     cells |= {Cell(LONGEST_NAME, "fp8_delayed", (word,)) for word in words}
     plan = resolve(SPECS, "sm_90a", cells)
     files = render_bundle(

@@ -145,7 +145,7 @@ def test_a_bundle_without_torch_has_it_installed_first(monkeypatch: pytest.Monke
         ("recipe", "mine", "--from", "fp8_block"),
         ("module", "mine"),
         ("op", "mine"),
-        ("arch", "sm_89"),
+        ("arch", "sm_86"),
     ],
 )
 def test_what_new_names_next_works(words: tuple[str, ...]) -> None:

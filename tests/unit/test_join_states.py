@@ -17,7 +17,11 @@ from . import gpu_files
 
 evidence = gpu_files.load("evidence")
 SPECS = load([builtin_specs()])
-TARGETS = target_cells(SPECS, SPECS.targets)
+TARGETS = {
+    arch: cells.every
+    for arch, cells in target_cells(SPECS, SPECS.targets).items()
+    if arch in SPECS.archs
+}
 
 
 def plan_of(cell: str, arch: str = "cpu") -> ModulePlan:

@@ -265,6 +265,40 @@ def test_a_library_from_other_sources_is_refused(bundle: Path) -> None:
         steps.verify_build(bundle)
 
 
+def test_only_named_bundles_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a committed one no further bundle is generated."""
+    repository(tmp_path, monkeypatch)
+    built: list[str] = []
+    monkeypatch.setattr(steps, "build_bundle", lambda folder, jobs: built.append(folder.name))
+    with monkeypatch.context() as nothing_generated:
+        nothing_generated.setattr(ledger, "further_bundles", None)
+        assert ledger.main(["build", "sm_90a"]) == 0 and built == ["sm_90a"]
+    further(tmp_path)
+    assert ledger.main(["build", "sm_90a evidence"]) == 0 and built == ["sm_90a"] * 2
+    assert ledger.main(["build"]) == 0 and built == ["sm_90a"] * 4, "no twin is of this one"
+    assert ledger.main(["build", "sm_91"]) == 1
+    assert "'sm_91': no bundle here; there are sm_90a, sm_90a evidence" in capsys.readouterr().err
+
+
+def test_every_twin_has_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = load("twin")
+    assert twin.MADE_BY.keys() == bundles.TWINS.keys()
+    made: list[Path] = []
+    monkeypatch.setattr(twin, "MADE_BY", {"sm_120a": made.append})
+    monkeypatch.setattr(bundles, "BUILD", tmp_path)
+    twin.generate(["sm_120a"])
+    assert made == [tmp_path / "twin"]
+
+
+def test_columns_stand_in_the_order_of_capabilities() -> None:
+    made = [facts({}, arch) for arch in ("sm_120a", "sm_90a", "cpu", "sm_80")]
+    assert matrix.matrix(made).startswith(
+        "| module | recipe | `cpu` | `sm_80` | `sm_90a` | `sm_120a` |"
+    )
+
+
 def test_passed_tests_are_told_from_others() -> None:
     junit = """<testsuites><testsuite>
     <testcase classname="sm.tests.test_x" name="a"/>
@@ -279,6 +313,7 @@ def test_passed_tests_are_told_from_others() -> None:
 # ---- steps
 
 
+H200 = "ran on H200"
 MACHINE = {
     "device": "NVIDIA H200",
     "driver": "580.1",
@@ -497,16 +532,16 @@ def test_tables_have_all_architectures_side_by_side() -> None:
     assert choices.tables([choices.Choices([old]), choices.Choices([new])]) == [
         "| option | alone | together with | `sm_80` | `sm_90a` |",
         "|---|---|---|---|---|",
-        "| `debug` | `linear`: bf16 |  | never ran | ran |",
-        "| `other` | `linear`: bf16 |  | none | ran |",
+        "| `debug` | `linear`: bf16 |  | never ran | ran on H200 |",
+        "| `other` | `linear`: bf16 |  | none | ran on H200 |",
         "",
         "| pointwise op | alone | in an expert MLP | merged with quantisation |",
         "|---|---|---|---|",
-        "| `gelu` | bf16: never ran on `sm_80`, ran on `sm_90a` | none | none |",
+        "| `gelu` | bf16: never ran (`sm_80`), ran on H200 (`sm_90a`) | none | none |",
     ]
     by_ptx = choices.Choices([of_arch("sm_80", "PTX", "debug")])
-    assert choices.tables([by_ptx])[2].endswith("| ran as PTX |")
-    assert choices.tables([by_ptx])[-1] == "| `gelu` | bf16: ran as PTX | none | none |"
+    assert choices.tables([by_ptx])[2].endswith("| PTX ran on H200 |")
+    assert choices.tables([by_ptx])[-1] == "| `gelu` | bf16: PTX ran on H200 | none | none |"
     assert by_ptx.behind() == []
 
 
@@ -521,8 +556,8 @@ def test_readme_says_what_ran_and_the_report_what_did_not(
     found(monkeypatch, committed, other)
     assert (ledger.main(["record"]), ledger.main(["readme"])) == (0, 0)
     text = ledger.README.read_text()
-    assert "| `add_to_main_grad` | `grouped_linear`: bf16 | `delayed_wgrad` | ran |" in text
-    assert "| `gelu` | bf16: ran | bf16: ran | mx: ran |" in text
+    assert f"| `add_to_main_grad` | `grouped_linear`: bf16 | `delayed_wgrad` | {H200} |" in text
+    assert f"| `gelu` | bf16: {H200} | bf16: {H200} | mx: {H200} |" in text
     assert "- `sm_90a`, further cells: ran on NVIDIA H200" in text
     replayed = '- `sm_90a`, `torch.compile(mode="reduce-overhead")`: `linear` (bf16, mx stale)'
     assert replayed in text.splitlines()
@@ -585,8 +620,9 @@ def test_matrix() -> None:
     assert matrix.matrix([facts(ran), facts({}, "cpu"), facts({}, "sm_80")]).splitlines() == [
         "| module | recipe | `cpu` | `sm_80` | `sm_90a` |",
         "|---|---|---|---|---|",
-        "| `linear` | `bf16` | reference | native, compiled only | native, ran |",
-        "| `linear` | `mxfp8` | reference | emulated, compiled only | emulated, stale |",
+        "| `linear` | `bf16` | reference | native, compiled only | native, ran on H200 |",
+        "| `linear` | `mxfp8` | reference | emulated, compiled only |"
+        " emulated, ran on H200, changed since |",
         "| `quantize` | `bf16` | reference | native, no kernels | native, no kernels |",
         "",
         "- `cpu`: the PyTorch reference; runs in every test",
@@ -602,11 +638,72 @@ def test_code_that_only_ran_as_ptx_says_so() -> None:
         for unit, value in (("a.cu", "1"), ("linear.cpp", "2"), ("b.cu", "3"))
     }
     lines = matrix.matrix([facts(ran, "sm_80")]).splitlines()
-    assert lines[2] == "| `linear` | `bf16` | native, ran as PTX |"
+    assert lines[2] == "| `linear` | `bf16` | native, PTX ran on H200 |"
     assert lines[-1] == (
         "- `sm_80`: PTX ran on NVIDIA H200; SASS compiled, not run, torch 2.11.0, CUDA 13.0,"
         " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean"
     )
+
+
+def test_what_a_twin_ran_is_said_of_cells_that_never_ran() -> None:
+    """Those that have files, and those of which there are digests; unsupported ones stay so."""
+    ran = {unit: replace(entry(h), code="twin") for unit, h in (("a.cu", "1"), ("linear.cpp", "2"))}
+    manifest = {"linear__fp8": "native 12", "linear__nvfp4": "emulated 3", "silu__fp8": "native 4"}
+    manifest |= {"silu__mx": "unsupported: no", "silu__fp8__debug": "native 5"}
+    twin = replace(facts(ran), owners={**facts(ran).owners, "linear__fp8": {"a.cu"}})
+    new = replace(
+        facts({}, "sm_120a"),
+        twin=twin,
+        digests=tuple(matrix.read_manifest(json.dumps({"cells": manifest}))),
+    )
+    assert matrix.matrix([new]).splitlines()[2:] == [
+        "| `linear` | `bf16` | native, twin ran on H200 |",
+        "| `linear` | `fp8` | native, twin ran on H200 |",
+        "| `linear` | `mxfp8` | emulated, compiled only |",
+        "| `linear` | `nvfp4` | emulated, generated only |",
+        "| `quantize` | `bf16` | native, no kernels |",
+        "| `silu` | `fp8` | native, generated only |",
+        "| `silu` | `mx` | unsupported |",
+        "",
+        "- `sm_120a`: compiled only: it has run on no GPU yet; its twin ran on NVIDIA H200, with"
+        " matrix instructions in software; its own code compiled, not run, torch 2.11.0, CUDA 13.0,"
+        " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean; some kernels have changed since",
+    ]
+    stale = replace(twin, entries={**ran, "b.cu": replace(entry("old"), code="twin")})
+    said = matrix.matrix([replace(new, twin=stale)])
+    assert "| `linear` | `mxfp8` | emulated, twin ran on H200, changed since |" in said
+    assert "| native, compiled only |" in matrix.matrix([replace(new, compiled=True)])
+    assert "twin" not in matrix.matrix([replace(new, twin=None)])
+
+
+def test_a_twin_stands_beside_the_bundle_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another architecture's folder, compiled for the GPU that is there; the ledger keeps both."""
+    committed = repository(tmp_path, monkeypatch)
+    own = write(tmp_path / "generated" / "sm_100a", FILES)
+    sources = {"csrc/sources.cmake": "set(FUSEGEN_GENCODE arch=compute_100a,code=sm_100a)\n"}
+    texts = {"README.md": "", "fusegen.lock": json.dumps({"files": {}})}
+    write(own, sources | texts)
+    write(own, {"manifest.json": json.dumps({"cells": {"silu__bf16": "native 1"}})})
+    name = bundles.TWINS["sm_100a"]
+    twin = write(tmp_path / "twin" / name, {**FILES, "csrc/sources.cmake": SOURCES, **texts})
+    assert bundles.code_on(own, (9, 0)) is None
+    assert bundles.code_on(twin, (9, 0)) is bundles.Code.TWIN
+    assert bundles.code_on(committed, (9, 0)) is bundles.Code.SASS
+    assert bundles.folder_of(bundles.key_of(twin)) == twin
+    assert bundles.further_bundles() == [twin]
+    known = {unit: replace(entry(h), code="twin") for unit, h in ledger.hash_units(twin).items()}
+    (tmp_path / "ledger.json").write_text(ledger.dump({f"{name} twin": known}, {}))
+    said = ledger.facts_of(own, ledger.load())
+    assert bundles.is_representative(own) and said.twin is not None
+    assert said.run().startswith("compiled only: it has run on no GPU yet; its twin ran on NVIDIA")
+    assert [cell.name for cell in said.digests] == ["silu__bf16"] and not said.compiled
+    record = tmp_path / "architectures.json"
+    monkeypatch.setattr(bundles, "RECORD", record)
+    for complete in (True, False):
+        record.write_text(json.dumps({"sm_100a": {"complete": complete}}))
+        assert ledger.facts_of(own, ledger.load()).compiled is complete
 
 
 def test_a_cell_that_one_bundle_lacks() -> None:
@@ -636,7 +733,7 @@ def test_readme_is_checked(
     assert ledger.main(["readme", "--check"]) == 1
     assert "run: python tests/gpu/ledger.py readme" in capsys.readouterr().err
     assert ledger.main(["readme"]) == 0
-    assert "| `linear` | `bf16` | native, ran |" in readme.read_text()
+    assert "| `linear` | `bf16` | native, ran on H200 |" in readme.read_text()
     assert ledger.main(["readme", "--check"]) == 0
 
 

@@ -65,6 +65,26 @@ def test_a_page_that_is_out_of_date_is_noticed(
     assert pages.main(["--check"], tmp_path) == 1
 
 
+def test_what_units_came_to_stands_behind_their_contracts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = {"family": "quantize", "registers": 80, "shared_memory": 24016, "cpu_seconds": 12.34}
+    more = {**unit, "registers": 105, "cpu_seconds": None, "mebibytes": 190, "kilobytes": 70}
+    units = {"a": {**unit, "mebibytes": 200, "kilobytes": 653}, "b": more}
+    facts = {"toolkit": "13.0", "complete": False, "cells": 9, "units": units}
+    monkeypatch.setattr(pages, "RECORD", tmp_path / "record.json")
+    (tmp_path / "record.json").write_text(json.dumps({"sm_80": facts}))
+    text = "\n".join(pages.architectures())
+    assert "- Compiled: 2 units of 9 cells with CUDA 13.0, a part of all" in text
+    assert (
+        r"| `quantize` | 2 | 128 where `e2m1_nv_1x16`, 80 \| 105 | 48 \| 23.5 |  | 60 \| 12.3 |"
+        r" 1024 \| 200 | 653 |"
+    ) in text
+    assert "- Compiled: not on record" in text, "of sm_90a"
+    monkeypatch.setattr(pages, "RECORD", tmp_path / "none.json")
+    assert "a part of all" not in "\n".join(pages.architectures())
+
+
 def anchor(heading: str) -> str:
     """As GitHub makes it."""
     return re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-")

@@ -20,7 +20,11 @@ from fusegen.spec.cells import target_cells
 from fusegen.spec.offers import words_of
 
 SPECS = load([builtin_specs()])
-TARGETS = target_cells(SPECS, SPECS.targets)
+TARGETS = {
+    arch: cells.every
+    for arch, cells in target_cells(SPECS, SPECS.targets).items()
+    if arch in SPECS.archs
+}
 
 
 def plan_of(cell: str, arch: str) -> ModulePlan:

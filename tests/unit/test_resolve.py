@@ -757,3 +757,17 @@ def test_an_expression_of_scales_alone_is_no_kernel(tmp_path: Path) -> None:
     assert reasons(specs, "toy") == [
         "op 'toy': its forward reads no tensor of the module's own type"
     ]
+
+
+OF_FP8 = {"fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise"}
+MULTIPLIES = {"sm_80": set[str](), "sm_89": OF_FP8, "sm_90a": OF_FP8}
+"""Recipes whose operands an architecture has matrix instructions for, beside 16 bits."""
+
+
+@pytest.mark.parametrize("arch", MULTIPLIES)
+@pytest.mark.parametrize("module", ["linear", "grouped_linear", "grouped_mlp", "mlp"])
+def test_what_has_an_instruction_is_native_and_the_rest_emulated(arch: str, module: str) -> None:
+    for recipe in SPECS.recipes:
+        native = recipe == "bf16" or recipe in MULTIPLIES[arch]
+        expected = Status.NATIVE if native else Status.EMULATED
+        assert plans.plan_of(arch, Cell(module, recipe)).status is expected, recipe

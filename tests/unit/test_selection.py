@@ -491,7 +491,7 @@ def test_what_is_asked_for_by_name_and_cannot_be_made_is_an_error(
 
 def test_the_choices_of_a_target_are_those_of_every_module() -> None:
     specs = load([paths.builtin_specs()])
-    cells = target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"]
+    cells = target_cells(specs, ["hopper", "hopper_lean"])["sm_90a"].every
     chosen = [cell for cell in cells if cell.options]
     assert {cell.recipe for cell in chosen} == {"bf16", "fp8_delayed"}
     assert {(cell.module, cell.options) for cell in chosen} == {

@@ -259,6 +259,9 @@ OF_EVERY_KIND = (
 """Modules, one of those that differ in their activation."""
 ADDING_FILES = ("debug", "reduced_amax", "scaled_bias")
 """Options with templates or kernels of their own."""
+NUMERICS = Path(__file__).parents[1] / "numerics" / "specs"
+DECODED = "fp8_free_1x64"
+"""A recipe that no matrix instruction reads."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 
 
@@ -282,13 +285,15 @@ def test_every_template_and_static_file_is_used() -> None:
             return found
 
     recorder = Recorder([FOLDER])
-    specs = load([builtin_specs()])
-    cells = [Cell(module, recipe) for module in OF_EVERY_KIND for recipe in specs.recipes]
-    cells += [Cell("grouped_linear", r, (o,)) for r in specs.recipes for o in ADDING_FILES]
+    specs, recipes = load([builtin_specs(), NUMERICS]), load([builtin_specs()]).recipes
+    cells = [Cell(module, recipe) for module in OF_EVERY_KIND for recipe in recipes]
+    cells += [Cell("grouped_linear", r, (o,)) for r in recipes for o in ADDING_FILES]
+    cells.append(Cell("linear", DECODED))
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
     recorder.read("report/page.html.j2")  # tests/unit/test_report.py renders it
+    recorder.read("bundle/_devices.py.j2")  # tests/unit/test_fat.py renders it
     files = {label(path) for path in FOLDER.rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == used
 

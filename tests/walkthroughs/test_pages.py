@@ -34,14 +34,14 @@ def test_extending(tmp_path: Path) -> None:
     assert kept in before and kept not in after.partition("+ fusegen")[0]
     assert "rule activation_again" in after and "rule activation_again" not in before
     bundles = {path.parent for path in tmp_path.glob("*/*/fusegen.lock")}
-    assert {path.name for path in bundles} == {"cpu", "sm_80", "sm_89", "sm_90a"}
-    assert "does not fit" in (tmp_path / "my_specs/archs/sm_89.yaml").read_text("utf-8")
+    assert {path.name for path in bundles} == {"cpu", "sm_80", "sm_86", "sm_90a"}
+    assert "does not fit" in (tmp_path / "my_specs/archs/sm_86.yaml").read_text("utf-8")
     if has_toolchain():
         built = {path.parents[1].relative_to(tmp_path) for path in tmp_path.glob("*/*/lib/*.so")}
         assert {str(path) for path in built} == {
             "recipe/sm_90a",
             "activation_gpu/sm_90a",
-            "gpu/sm_89",
+            "gpu/sm_86",
         }
 
 

@@ -158,6 +158,7 @@ def _compile(command: Command, runner: Runner, scratch: Path, binary: Path, rule
         peak_bytes=run.peak_bytes,
         kernels=kernel_usage(run.text),
         warnings=warning_lines(run.text),
+        cpu_seconds=round(run.cpu_seconds, 3),
     )
 
 

@@ -58,21 +58,32 @@ class KernelUsage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a compilation went: wall seconds, peak memory in bytes, ptxas figures, warnings."""
+    """How a compilation went.
+
+    Attributes:
+        seconds: of wall time.
+        peak_bytes: memory of its largest process.
+        kernels: what ptxas says of them.
+        warnings: lines of compilers.
+        cpu_seconds: of all its processes; None of an object that was kept before this was.
+    """
 
     seconds: float
     peak_bytes: int
     kernels: tuple[KernelUsage, ...]
     warnings: tuple[str, ...]
+    cpu_seconds: float | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Report:
         """Inverse of `dataclasses.asdict`, also after a trip through JSON."""
+        taken = value.get("cpu_seconds")
         return cls(
             seconds=float(value["seconds"]),
             peak_bytes=int(value["peak_bytes"]),
             kernels=tuple(KernelUsage(**kernel) for kernel in value["kernels"]),
             warnings=tuple(value["warnings"]),
+            cpu_seconds=None if taken is None else float(taken),
         )
 
 

@@ -17,11 +17,15 @@ from .objcache import Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished process: exit code, everything it printed, wall seconds, peak memory."""
+    """A finished process: exit code, everything it printed, wall and processor seconds, memory.
+
+    Processor time is that of its children, too; memory is what the largest of them took.
+    """
 
     code: int
     text: str
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
 
 
@@ -73,4 +77,10 @@ class Runner:
                     raise Cancelled
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
-        return Run(process.returncode, text, time.monotonic() - started, usage.ru_maxrss * 1024)
+        return Run(
+            code=process.returncode,
+            text=text,
+            seconds=time.monotonic() - started,
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            peak_bytes=usage.ru_maxrss * 1024,
+        )

@@ -190,7 +190,7 @@ def _which(name: str, env: Mapping[str, str]) -> Path | None:
     return Path(found) if found else None
 
 
-def _package_folders(name: str) -> tuple[Path, ...]:
+def package_folders(name: str) -> tuple[Path, ...]:
     """The folders of an importable top-level package, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
@@ -226,7 +226,7 @@ def _nvcc_candidates(env: Mapping[str, str]) -> Iterator[tuple[Origin, Path]]:
     if on_path is not None:
         yield Origin.PATH, on_path
     yield Origin.SYSTEM, SYSTEM_ROOT / "bin" / "nvcc"
-    for folder in _package_folders("nvidia"):
+    for folder in package_folders("nvidia"):
         for root in sorted(folder.glob("cu[0-9]*"), reverse=True):
             yield Origin.PIP, root / "bin" / "nvcc"
 
@@ -306,7 +306,7 @@ def _find_cutlass(env: Mapping[str, str]) -> Path:
                     remedy=INSTALL_CUTLASS,
                 )
             return include
-    for folder in _package_folders("cutlass_library"):
+    for folder in package_folders("cutlass_library"):
         include = folder / "source" / "include"
         if _has_cutlass(include):
             return include
@@ -322,7 +322,7 @@ def _has_cutlass(include: Path) -> bool:
 
 
 def _find_torch() -> Torch:
-    for folder in _package_folders("torch"):
+    for folder in package_folders("torch"):
         include, library = folder / "include", folder / "lib"
         if (include / "torch/csrc/stable/library.h").is_file() and library.is_dir():
             version = _torch_version(folder / "version.py")

@@ -11,7 +11,7 @@ from typing import Any
 from ..families.family import Config, Configured, Family
 from ..families.limits import CAPABILITIES, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 from ..families.registry import FAMILIES, known_family
-from ..families.scalings import in_words
+from ..families.scalings import ALL, in_words
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import Variant
@@ -39,6 +39,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
         yield source.problem("kernels need 'gencode' and 'toolkit'", "kernels")
     yield from _check_code(arch, source)
     yield from _check_limits(arch, source)
+    yield from _check_atoms(arch, source)
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
@@ -75,6 +76,18 @@ def _check_limits(arch: ArchSpec, source: Source) -> Iterator[Problem]:
                 "limits",
                 limit,
             )
+
+
+def _check_atoms(arch: ArchSpec, source: Source) -> Iterator[Problem]:
+    """Scales in atoms are of one byte each, for 32 elements or for 16 under E4M3."""
+    fitting = [each.name for each in ALL if each.atom_block]
+    for index, word in enumerate(arch.layout.scale_atoms):
+        path = ("layout", "scale_atoms", index)
+        if word not in fitting:
+            words = ", ".join(fitting)
+            yield source.problem(f"scales of {word!r} do not fit into atoms; {words} do", *path)
+        if word in arch.layout.scale_atoms[:index]:
+            yield source.problem(f"{word!r} is listed twice; remove one", *path)
 
 
 def _configured(arch: ArchSpec) -> Iterator[Configured[Any]]:

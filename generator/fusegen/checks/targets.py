@@ -8,8 +8,8 @@ from ..ir.naming import Cell
 from ..spec.cells import with_options
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
-from ..spec.serving import arch_meant
-from ..spec.target import TargetSpec
+from ..spec.serving import ALL, arch_meant
+from ..spec.target import Kept, TargetSpec
 from ..spec.usage import UsageError
 from .common import unknown
 
@@ -17,7 +17,7 @@ from .common import unknown
 def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
     """Every problem of a target."""
     named: Mapping[str, tuple[tuple[str, ...], Mapping[str, object]]] = {
-        "archs": (target.archs, specs.archs),
+        "archs": (target.archs, {**specs.archs, ALL: None}),
         "modules": (target.modules, specs.modules),
         "recipes": (target.recipes, specs.recipes),
     }
@@ -32,6 +32,9 @@ def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator
                 yield from unknown(source, key[:-1], word, known, key, index)
             if word in words[:index]:
                 yield source.problem(f"{word!r} is listed twice; remove one", key, index)
+    if ALL in target.archs and target.kept is Kept.DIGESTS:
+        what = f"a bundle for {ALL} has files of its cells; leave out kept, or name the archs"
+        yield source.problem(what, "kept")
     yield from _options(target, specs, source)
 
 

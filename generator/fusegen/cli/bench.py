@@ -53,7 +53,23 @@ if TYPE_CHECKING:
     help="Time to measure each family of a sweep; what it is too short for is left out evenly.",
 )
 @click.option("--recorded", is_flag=True, help="Sweep without measuring: fit what is on record.")
-@click.option("--dry-run", is_flag=True, help="Leave the spec as it is; print the difference.")
+@click.option(
+    "--model",
+    metavar="GPU",
+    help="Sweep without a GPU: rules of this GPU's architecture by what its data sheet promises, "
+    "marked as not measured.",
+)
+@click.option(
+    "--first-light",
+    metavar="ARCH",
+    help="The first run on a GPU: tests, rules of all families, sanitizer, benchmarks, and the "
+    "records of all that.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Leave the spec as it is, and print the difference; of a first run, print its commands.",
+)
 @click.option(
     "--results",
     type=FOLDER,
@@ -69,6 +85,8 @@ def command(
     quick: bool,
     seconds: float | None,
     recorded: bool,
+    model: str | None,
+    first_light: str | None,
     dry_run: bool,
     results: Path | None,
     as_json: bool,
@@ -83,12 +101,20 @@ def command(
     # Late: help needs none of it.
     from ..commands import bench as benchmarks
 
+    if first_light:
+        if names or check or cases or rounds or families or quick or seconds or recorded or model:
+            raise click.UsageError("--first-light goes with --dry-run, --json and nothing else")
+        return _first_light(first_light, dry_run=dry_run, as_json=as_json)
     found = benchmarks.find()
     if families:
         if names or check:
             raise click.UsageError("--sweep goes neither with names nor with --check")
         if cases or rounds:
             raise click.UsageError("--case and --rounds go with benchmarks, not with --sweep")
+        if model and (recorded or seconds):
+            raise click.UsageError(
+                "--model measures nothing: it goes with no --recorded or --seconds"
+            )
         swept = found.sweep(
             families,
             quick=quick,
@@ -96,11 +122,12 @@ def command(
             recorded=recorded,
             dry_run=dry_run,
             folder=results,
+            model=model or "",
         )
         _show_sweep(swept, dry_run=dry_run, as_json=as_json)
         return ExitCode.OK
-    if seconds or recorded or dry_run:
-        raise click.UsageError("--seconds, --recorded and --dry-run go with --sweep")
+    if seconds or recorded or model or dry_run:
+        raise click.UsageError("--seconds, --recorded, --model and --dry-run go with --sweep")
     chosen = found.chosen(names)
     if quick:
         found.require_quick(names)
@@ -115,6 +142,21 @@ def command(
         return _run_benchmark(found, name, results, quick, rounds, cases)
 
     return _run_benchmarks(found, chosen, run, as_json=as_json)
+
+
+def _first_light(arch: str, *, dry_run: bool, as_json: bool) -> int:
+    # Late: help needs none of it.
+    from ..commands import first_light
+
+    steps = first_light.first_light(arch, dry_run=dry_run, say=say)
+    if as_json:
+        rows = [{"what": step.what, "command": step.line} for step in steps]
+        answer({"arch": arch, "ran": not dry_run, "steps": rows, "left_out": first_light.ORACLES})
+    elif dry_run:
+        width = max(len(step.what) for step in steps)
+        click.echo("\n".join(f"{step.what:<{width}}  {step.line}" for step in steps))
+    say(first_light.ORACLES)
+    return ExitCode.OK
 
 
 def _run_benchmarks(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from . import completion
 from .options import FOLDER, examples, json_flag
 from .output import answer, say
 from .progress import Bar
@@ -17,20 +18,32 @@ if TYPE_CHECKING:
 
 @click.command(
     "build",
-    epilog=examples("fusegen build generated/sm_90a", "fusegen build generated/sm_90a --jobs 2"),
+    epilog=examples(
+        "fusegen build generated/sm_90a --jobs 2", "fusegen build experts --arch native"
+    ),
 )
 @click.argument("folders", metavar="BUNDLES...", nargs=-1, required=True, type=FOLDER)
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    shell_complete=completion.arch,
+    help="Build only the bundles of this architecture, `native` for that of the visible GPU. "
+    "Repeatable.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Units compiled at a time.")
 @json_flag
-def command(folders: tuple[Path, ...], jobs: int | None, as_json: bool) -> None:
+def command(
+    folders: tuple[Path, ...], archs: tuple[str, ...], jobs: int | None, as_json: bool
+) -> None:
     """Compile the kernels of BUNDLES; each gets lib/<namespace>.so.
 
-    A folder of bundles stands for those of them that have kernels.
+    A folder of bundles stands for those of them that have kernels, a fat bundle for those in it.
     """
     # Late: help needs none of it.
     from ..commands import build
 
-    bundles = build.with_kernels(folders)
+    bundles = build.with_kernels(folders, archs)
     tools = build.find_tools(bundles)
     say(f"building with {tools.describe()}")
     reports = []

@@ -143,7 +143,7 @@ def _gpus(_: click.Context) -> Mapping[str, str]:
 
 
 target, module, recipe = (specs_of(kind) for kind in ("targets", "modules", "recipes"))
-arch = specs_of("archs", NATIVE)
+arch = specs_of("archs", {**NATIVE, "all": "one bundle that chooses by device"})
 fusion = specs_of("fusions")
 option = words(_options)
 pass_ = words(_passes)

@@ -8,11 +8,12 @@ import click
 
 from ..commands.following import next_steps
 from ..commands.report import BundleReport, Generated
+from ..emit.manifest import MANIFEST, differing
 from ..emit.text.fold import fold
 from ..publish.changes import STATES, unified_diff
 from ..publish.folders import Folders
 from ..publish.publish import RefusedError
-from ..publish.remedies import regeneration
+from ..publish.remedies import regeneration, whole
 from ..spec.usage import command_line
 from .output import say
 
@@ -98,8 +99,8 @@ def show_drift(found: Generated, folders: Folders) -> None:
     )
     show_diff(found)
     # An edited file keeps `generate` from writing any bundle beside it; ways out are said below.
-    stuck = {report.bundle.parent for report in found.refused}
-    regenerated = [report.bundle for report in drifted if report.bundle.parent not in stuck]
+    stuck = {whole(report.bundle).parent for report in found.refused}
+    regenerated = [each.bundle for each in drifted if whole(each.bundle).parent not in stuck]
     commands = [regeneration(regenerated, folders.options)] if regenerated else []
     if found.schemas and not drifted:
         commands.append("fusegen generate")
@@ -111,6 +112,10 @@ def show_drift(found: Generated, folders: Folders) -> None:
 
 def _drift_lines(report: BundleReport) -> list[str]:
     lines = [f"{STATES[change.kind]:<14}  {change.path}" for change in report.differing]
+    for change in report.differing:
+        if change.path == MANIFEST:
+            cells = ", ".join(differing(change.before, change.after))
+            lines += fold(f"{'':<14}  cells: {cells}", _UNDER_CELLS)
     if report.changes.interrupted:
         lines.append("a publish was cut short here")
     lines += report.extensions

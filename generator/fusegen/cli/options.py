@@ -67,7 +67,11 @@ def cells(command: F) -> F:
         ("option", completion.option, "Choice that the modules offer at generation time."),
         ("recipe", completion.recipe, "Recipe."),
         ("module", completion.module, "Module."),
-        ("arch", completion.arch, "Architecture, or `native` for that of the visible GPU."),
+        (
+            "arch",
+            completion.arch,
+            "Architecture, `native` for that of the visible GPU, `all` for one bundle of all.",
+        ),
         ("target", completion.target, "Named selection of archs, modules and recipes."),
     )
     for name, complete, text in options:

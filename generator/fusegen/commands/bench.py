@@ -177,17 +177,21 @@ class Benchmarks:
         recorded: bool = False,
         dry_run: bool = False,
         folder: Path | None = None,
+        model: str = "",
     ) -> Any:
         """Fit selection rules to measurements; see `sweep.sweep` of the benchmarks.
 
         Raises:
-            UsageError: an unknown family, no GPU to measure on, or nothing on record.
+            UsageError: an unknown family, no GPU to measure on, none of that name to model, or
+                nothing on record.
             SpecError: the specs would not be valid with the rules found.
             BenchError: points disagree on a result.
         """
         module, results = self.module("sweep"), self.results(folder)
-        options = module.Options(quick, seconds, recorded, dry_run, results)
-        if recorded:
+        options = module.Options(quick, seconds, recorded, dry_run, results, model)
+        if model:
+            arch = module.modelled_arch(model)
+        elif recorded:
             arch = module.recorded(families[0], results).arch
         else:
             arch = _visible_arch(module.visible_arch)

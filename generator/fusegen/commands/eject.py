@@ -21,8 +21,9 @@ from ..publish.changes import ChangeKind, Changes, Edit, diff, read_file
 from ..publish.folders import BUILTIN, Folders
 from ..publish.inputs import Inputs
 from ..publish.publish import PublishError, RefusedError, generating, recover
+from ..publish.remedies import is_fat, whole
 from ..publish.selection import bundles_at, without
-from ..spec.usage import command_line, known
+from ..spec.usage import UsageError, command_line, known
 from .edits import OnEdit, decide
 from .generate import require_inside, write_bundle
 from .rendering import compare
@@ -78,6 +79,8 @@ def eject(folder: Path, module: str, folders: Folders = BUILTIN) -> tuple[Ejecte
     """
     bundles = bundles_at(folder)
     require_inside(folder, bundles)
+    for bundle in bundles:
+        _require_one_arch(bundle)
     with generating(bundles[0].parent):
         for bundle in bundles:
             recover(bundle)
@@ -89,6 +92,19 @@ def eject(folder: Path, module: str, folders: Folders = BUILTIN) -> tuple[Ejecte
             if each.report.changes.refused:
                 raise RefusedError(each.report.changes)
         return tuple(ejected for each in planned for ejected in each.carry_out())
+
+
+def _require_one_arch(bundle: Path) -> None:
+    """Refuse a bundle that chooses among those of architectures, and those in it.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if is_fat(whole(bundle)):
+        raise UsageError(
+            f"{whole(bundle)}: is a bundle for all architectures, whose modules are one class for "
+            "all of them; to own one, vendor it for one architecture and eject it there"
+        )
 
 
 def _chosen(bundles: Sequence[Path], module: str, folder: Path) -> dict[Path, tuple[Cell, ...]]:

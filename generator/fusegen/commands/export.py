@@ -96,6 +96,7 @@ def export_kernels(
         PublishError: a variant is there that no export wrote, or that was changed since.
     """
     bundles = bundles_at(folder)
+    _require_one_arch(bundles)
     name = _checked_name(_default_name(bundles) if name is None else name, version)
     with generating(out):
         planned: dict[str, Exported] = {}
@@ -110,6 +111,17 @@ def export_kernels(
         _check_others(out, planned, name, version)
         _publish(out, {variant: (planned[variant], backends[variant]) for variant in planned})
     return tuple(planned.values())
+
+
+def _require_one_arch(bundles: Sequence[Path]) -> None:
+    for bundle in bundles:
+        found = selection_of(bundle)
+        if found.is_fat:
+            inner = ", ".join(str(bundle / arch) for arch in found.archs)
+            raise UsageError(
+                f"{bundle}: is a bundle for all architectures, a variant of a kernel is of one; "
+                f"export one of those in it: {inner}"
+            )
 
 
 def _default_name(bundles: Sequence[Path]) -> str:

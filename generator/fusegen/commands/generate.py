@@ -15,6 +15,7 @@ from ..publish.changes import NO_EDITS, Edit
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, read_lock
 from ..publish.publish import PublishError, generating, publish, recover
+from ..publish.remedies import is_fat
 from ..publish.selection import find_bundles
 from ..spec import schema as schemas
 from ..spec.files import resolve
@@ -69,12 +70,13 @@ def _alone(out: Path, policy: Policy) -> AbstractContextManager[None]:
 def _generate(
     request: Request, writing: bool, prune: bool, accept_format: bool, verify: bool
 ) -> Generated:
+    require_outside(request.out)
     bundles = find_bundles(request.out)
     inside = [b for b in bundles if b.is_dir() and not _leads_out(b)]
-    rolled_forward = {b for b in inside if writing and recover(b)}
+    rolled_forward = roll_forward(inside) if writing else frozenset()
     inputs = Inputs()
     jobs = jobs_of(request, inputs)
-    require_inside(request.out, [job.bundle for job in jobs])
+    require_inside(request.out, [each.bundle for job in jobs for each in job.all])
     everything = not (request.targets or request.archs)
     stale: tuple[schemas.SchemaChange, ...] = ()
     if everything and paths.inside_checkout(Path.cwd()):
@@ -100,6 +102,25 @@ def _generate(
         ),
         stale,
     )
+
+
+def roll_forward(bundles: Iterable[Path]) -> frozenset[Path]:
+    """Complete what was cut short in bundles and in those in them; which that were."""
+    found = [each for bundle in bundles for each in (*find_bundles(bundle), bundle)]
+    return frozenset(each for each in found if not _leads_out(each) and recover(each))
+
+
+def require_outside(out: Path) -> None:
+    """Refuse a fat bundle where bundles are to be put: those in it are made with it alone.
+
+    Raises:
+        UsageError: naming the folder above it.
+    """
+    if is_fat(out):
+        raise UsageError(
+            f"{out}: is a bundle for all architectures, and what is in it follows from it; name "
+            f"the folder that it is in: {out.parent}"
+        )
 
 
 def require_inside(out: Path, bundles: Iterable[Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -27,6 +27,7 @@ from ..spec.cells import product, target_cells, targets_or_names, with_options, 
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.offers import not_offered
+from ..spec.serving import ALL, CPU, all_archs
 from ..spec.usage import UsageError, known, spec_named
 from .numbers import Numbers, numbers, read_sizes
 
@@ -75,20 +76,30 @@ def plan(query: Query = EVERYTHING, folders: Folders = BUILTIN) -> tuple[PlanRow
     named = (*query.archs, *query.modules, *query.recipes, *query.options)
     targets_or_names(query.targets, named)
     if query.targets:
-        wanted = target_cells(specs, query.targets)
+        named_by = target_cells(specs, query.targets)
+        wanted = _each_arch(specs, {arch: cells.every for arch, cells in named_by.items()})
     else:
         modules = [spec_named(specs, SpecKind.MODULES, name) for name in query.modules]
         recipes = [spec_named(specs, SpecKind.RECIPES, name) for name in query.recipes]
         cells = product(modules or specs.modules, recipes or specs.recipes)
         cells = with_options(specs, cells, query.options)
-        archs = [arch_named(name, specs) for name in query.archs] or list(specs.archs)
-        wanted = dict.fromkeys(archs, cells)
+        archs = [n if n == ALL else arch_named(n, specs) for n in query.archs] or list(specs.archs)
+        wanted = _each_arch(specs, dict.fromkeys(archs, cells))
     rows: list[PlanRow] = []
     for arch, cells in sorted(wanted.items()):
         found = resolve(specs, arch, cells, derivations())
         rows += map(_plan_row, found.modules)
         rows += map(unsupported_row, found.unsupported)
     return tuple(sorted(rows, key=lambda row: (row.arch, row.module, row.recipe)))
+
+
+def _each_arch(specs: SpecSet, wanted: Mapping[str, Iterable[Cell]]) -> dict[str, tuple[Cell, ...]]:
+    """The cells of each architecture, which are those of `all`, too."""
+    found: dict[str, set[Cell]] = {}
+    for arch, cells in wanted.items():
+        for each in (CPU, *all_archs(specs)) if arch == ALL else (arch,):
+            found.setdefault(each, set()).update(cells)
+    return {arch: tuple(sorted(cells)) for arch, cells in found.items()}
 
 
 def _plan_row(plan: ModulePlan) -> PlanRow:

@@ -203,8 +203,10 @@ def _notes(found: Sequence[Reported]) -> Iterator[str]:
     )
     if any(evidence(each.bundle).cells for each in found):
         yield (
-            "What ran, and where, is what the ledger of this checkout has of these kernels. stale: "
-            "some have changed since they ran. compiled only: they have run on no GPU."
+            "What ran, and where, is what the ledger of this checkout has of these kernels. "
+            "changed since: some are others now than ran. PTX ran: a later GPU's driver compiled "
+            "it. twin ran: with matrix instructions in software, on another GPU. compiled only: "
+            "they have run on no GPU."
         )
     else:
         yield (

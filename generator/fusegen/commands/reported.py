@@ -41,7 +41,7 @@ class Planned:
     @property
     def arch(self) -> ArchSpec:
         """What it is for."""
-        return self.specs.archs[self.job.selection.arch]
+        return self.specs.archs[self.job.selection.own_arch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def planned(job: Job, inputs: Inputs, given: Mapping[str, int], gpu: str | None)
     selection = job.selection
     specs = without_fusions(inputs.specs(job.specs), selection.no_fusions)
     check_cells(specs, selection, job.bundle)
-    plans = resolve(specs, selection.arch, selection.cells, derivations()).modules
-    arch = specs.archs[selection.arch]
+    plans = resolve(specs, selection.own_arch, selection.cells, derivations()).modules
+    arch = specs.archs[selection.own_arch]
     at_sizes = {
         plan.cell: numbers(plan, arch, _own(plan, given), gpu if runs(plan, arch, gpu) else None)
         for plan in plans

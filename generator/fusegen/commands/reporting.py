@@ -80,8 +80,9 @@ def report(
     given = given_sizes(sizes, gpu)
     bundles = [bundle for folder in folders_of_bundles for bundle in bundles_at(folder)]
     jobs, inputs = recorded_jobs(bundles, folders), Inputs()
+    each = [one for job in jobs for one in job.all]
     known = records(results)
-    plans = [planned(job, inputs, given, gpu) for job in jobs]
+    plans = [planned(job, inputs, given, gpu) for job in each]
     require_sizes(plans, given)
     require_gpu(plans, gpu)
     states = compare(jobs, inputs, prune=True, accept_format=False, verify=False)

@@ -30,6 +30,7 @@ from ..publish.selection import (
 )
 from ..spec.cells import product, target_cells, targets_or_names, with_options
 from ..spec.kinds import SpecKind
+from ..spec.serving import ALL, all_archs
 from ..spec.usage import UsageError, spec_named
 
 DEFAULT_OUT = Path("generated")
@@ -71,6 +72,7 @@ class Job:
         specs, templates: extra folders, recorded and given.
         given: cells of the request itself.
         strict: whether a given cell that cannot be made is an error, not a note.
+        inner: those of the bundles in a fat one.
     """
 
     bundle: Path
@@ -80,6 +82,12 @@ class Job:
     templates: tuple[Path, ...]
     given: frozenset[Cell] = field(default_factory=frozenset)
     strict: bool = True
+    inner: tuple[Job, ...] = ()
+
+    @property
+    def all(self) -> tuple[Job, ...]:
+        """The jobs of all bundles that it makes, in the order in which they are written."""
+        return (*self.inner, self)
 
 
 def jobs_of(request: Request, inputs: Inputs) -> tuple[Job, ...]:
@@ -100,7 +108,7 @@ def jobs_of(request: Request, inputs: Inputs) -> tuple[Job, ...]:
     renamed = [_renamed(job, request.namespace) for job in jobs]
     if request.no_fusions is not None:
         renamed = [_without_fusions(job, request.no_fusions, inputs) for job in renamed]
-    return tuple(sorted(renamed, key=lambda job: job.bundle))
+    return tuple(sorted(map(_with_inner, renamed), key=lambda job: job.bundle))
 
 
 def _renamed(job: Job, namespace: str | None) -> Job:
@@ -129,18 +137,20 @@ def _targetjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
         except SelectionError:
             recorded = None  # It is about to be replaced.
         if request.remove:
-            here = [c for c in cells if recorded and c in recorded.cells]
+            here = [c for c in cells.every if recorded and c in recorded.every]
             yield _changed(request, bundle, arch, recorded, here)
         else:
             start = Selection(arch, recorded.namespace) if recorded else Selection(arch)
-            new = replace(start, cells=cells)
+            new = replace(start, cells=cells.files, digests=cells.digests)
+            if arch == ALL:
+                new = replace(new, archs=all_archs(specs))
             yield Job(
                 bundle,
                 new,
                 recorded,
                 merge_folders(request.folders.specs),
                 merge_folders(request.folders.templates),
-                frozenset(cells),
+                frozenset(cells.every),
                 strict=False,
             )
 
@@ -166,7 +176,12 @@ def _celljobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
             arch = arch_named(arch, inputs.specs(request.folders.specs))
         bundle = _bundle_of(arch, request.out)
         recorded = read_selection(bundle) if bundle.is_dir() else None
-        yield _changed(request, bundle, arch, recorded, cells)
+        job = _changed(request, bundle, arch, recorded, cells)
+        if arch == ALL and not request.remove:
+            known = all_archs(inputs.specs(request.folders.specs))
+            archs = tuple(sorted({*job.selection.archs, *known}))
+            job = replace(job, selection=replace(job.selection, archs=archs))
+        yield job
 
 
 def _changed(
@@ -184,7 +199,7 @@ def _changed(
         after = without(before, cells, bundle)
         given: frozenset[Cell] = frozenset()
     else:
-        after = replace(before, cells=tuple(sorted({*before.cells, *cells})))
+        after = before.adding(cells)
         given = frozenset(cells)
     return job_for(request, bundle, after, recorded, given)
 
@@ -199,7 +214,7 @@ def _recordedjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
     present = {recorded.arch for recorded in found.values()}
     for arch in wanted:
         if arch not in present:
-            spec_named(inputs.specs(request.folders.specs), SpecKind.ARCHS, arch)
+            spec_named(inputs.specs(request.folders.specs), SpecKind.ARCHS, arch, (ALL,))
             raise UsageError(
                 f"--arch {arch}: {request.out} holds no bundle for it yet; say what to make with "
                 "--module and --recipe"
@@ -212,10 +227,43 @@ def _recordedjobs_of(request: Request, inputs: Inputs) -> Iterator[Job]:
 def recorded_jobs(bundles: Sequence[Path], folders: Folders) -> tuple[Job, ...]:
     """The jobs that make bundles anew, each from the selection in its lock; sorted."""
     return tuple(
-        job_for(Request(folders=folders), bundle, recorded, recorded)
+        _with_inner(job_for(Request(folders=folders), bundle, recorded, recorded))
         for bundle in sorted(set(bundles))
         for recorded in [selection_of(bundle)]
     )
+
+
+def _with_inner(job: Job) -> Job:
+    """The job of a fat bundle with those of the bundles in it, which follow from its selection.
+
+    Each is to have all of its cells, so that what an architecture learns to make comes with the
+    next fusegen.  A bundle of an architecture that it no longer has is to have none.
+    """
+    if not job.selection.is_fat:
+        return job
+    whole = job.selection
+    before = job.recorded.archs if job.recorded else ()
+    inner = [
+        replace(
+            job,
+            bundle=job.bundle / arch,
+            selection=replace(
+                whole, arch=arch, archs=(), cells=whole.cells if arch in whole.archs else ()
+            ),
+            recorded=_readable(job.bundle / arch),
+            strict=False,
+        )
+        for arch in sorted({*whole.archs, *before})
+    ]
+    return replace(job, inner=tuple(inner))
+
+
+def _readable(bundle: Path) -> Selection | None:
+    """The recorded selection, which only says what has changed since."""
+    try:
+        return read_selection(bundle)
+    except SelectionError:
+        return None
 
 
 def selection_of(bundle: Path) -> Selection:

@@ -307,7 +307,7 @@ op: {op}
 
 def _minimal_arch(name: str, specs: SpecSet) -> str:
     if not name.startswith("sm_"):
-        raise UsageError(f"{name!r} cannot be added; expected the name of a GPU, such as sm_89")
+        raise UsageError(f"{name!r} cannot be added; expected the name of a GPU, such as sm_86")
     facts = _gpu(name)
     return f"""\
 edition: {CURRENT}

@@ -97,7 +97,8 @@ def status(folders_of_bundles: Sequence[Path], folders: Folders = BUILTIN) -> St
     bundles = [bundle for folder in folders_of_bundles for bundle in bundles_at(folder)]
     jobs = recorded_jobs(bundles, folders)
     compared = compare(jobs, Inputs(), prune=True, accept_format=False, verify=False)
-    return Status(tuple(_status(report) for report, _ in compared))
+    found = (report for report, _ in compared if [*report.changes] or report.bundle.exists())
+    return Status(tuple(map(_status, found)))
 
 
 def _status(report: BundleReport) -> BundleStatus:

@@ -16,12 +16,12 @@ from ..publish.folders import BUILTIN, Folders, recorded_folders, relative_folde
 from ..publish.git import GitError, uncommitted
 from ..publish.inputs import Inputs
 from ..publish.lock import LOCK_NAME, Lock, dump_lock, read_lock
-from ..publish.publish import PublishError, generating, recover
-from ..publish.remedies import regeneration
+from ..publish.publish import PublishError, generating
+from ..publish.remedies import regeneration, whole
 from ..publish.selection import bundles_at
 from ..spec.usage import UsageError, command_line
 from .edits import OnEdit, decide
-from .generate import require_inside, write_bundle
+from .generate import require_inside, roll_forward, write_bundle
 from .rendering import compare
 from .report import BundleReport, Generated
 from .request import recorded_jobs, selection_of
@@ -41,7 +41,7 @@ def upgrade(
     differ in layout only are overwritten; an edited file for which there is no new output stays.
 
     Args:
-        folder: a bundle, or a folder of bundles.
+        folder: a bundle, or a folder of bundles; one in a fat bundle stands for that.
         on_edit: what becomes of an edited file for which there is new output.
         folders: to read besides the built-in and the recorded ones.
         old_fusegen: command that runs the fusegen that wrote the bundles, such as
@@ -56,10 +56,11 @@ def upgrade(
         SpecError, RenderError, LockError, UsageError, VerifyError: as `check`.
         PublishError: a file that would change is not committed, or cannot be merged.
     """
+    folder = whole(folder)
     bundles = bundles_at(folder)
     require_inside(folder, bundles)
     with generating(bundles[0].parent):
-        rolled_forward = {bundle for bundle in bundles if recover(bundle)}
+        rolled_forward = roll_forward(bundles)
         jobs = recorded_jobs(bundles, folders)
         compared = compare(jobs, Inputs(), prune=True, accept_format=True, verify=verify)
         planned = [
@@ -194,7 +195,8 @@ def _require_committed(report: BundleReport) -> None:
         ) from None
     if dirty:
         shown = ", ".join(dirty[:5]) + (f" and {len(dirty) - 5} more" if len(dirty) > 5 else "")
+        again = command_line("upgrade", whole(report.bundle))
         raise PublishError(
             f"{report.bundle}: an upgrade would change files that are not committed: {shown}; "
-            f"commit or stash them, then run `{command_line('upgrade', report.bundle)}` again"
+            f"commit or stash them, then run `{again}` again"
         )

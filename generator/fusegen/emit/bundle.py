@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.kernel_set import KernelSet, KernelUnit
 from ..ir.plan import ModulePlan
 from ..spec.arch import ArchSpec
+from .devices import DevicesText, Inner, choice_of, devices_text
 from .digests import Tree, cell_digest, sources_digest
 from .fileset import Artifact, ArtifactKind, FileSet
 from .hygiene import marked, settle
@@ -75,12 +76,18 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class BundleContext:
-    """What the files that speak of the whole bundle state."""
+    """What the files that speak of the whole bundle state.
+
+    Attributes:
+        libraries: pattern of what is built; empty where nothing is.
+        devices: of a fat bundle.
+    """
 
     namespace: str
     arch: str
     arch_summary: str
     compiled: bool
+    libraries: str
     toolkit: str
     rows: tuple[CellRow, ...]
     signatures: tuple[SignatureText, ...]
@@ -91,10 +98,15 @@ class BundleContext:
     adapters: AdaptersContext | None
     integrated: bool
     sources: tuple[str, ...]
+    devices: DevicesText | None
 
 
 def render_bundle(
-    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, renderer: Renderer
+    plans: tuple[ModulePlan, ...],
+    arch: ArchSpec,
+    namespace: str,
+    renderer: Renderer,
+    inner: Sequence[Inner] = (),
 ) -> FileSet:
     """Every file of a bundle.
 
@@ -103,13 +115,14 @@ def render_bundle(
         arch: what they are for.
         namespace: of their ops.
         renderer: templates.
+        inner: bundles in this one, which its calls may go to.
     """
     owners = tuple(plan.cell for plan in plans)
-    context = _context(plans, arch, namespace)
+    context = _context(plans, arch, namespace, inner)
     files = list(_shared(context, owners, renderer))
     named = tuple(map(marked, plans))
     for plan, own in zip(plans, named, strict=True):
-        files += _cell(own, tuple(explain(plan)), renderer)
+        files += _cell(own, tuple(explain(plan)), renderer, inner)
     files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
@@ -177,15 +190,18 @@ def _statics(
     yield from _copies(renderer, folder, target, owners, wanted)
 
 
-def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> BundleContext:
+def _context(
+    plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str, inner: Sequence[Inner]
+) -> BundleContext:
     experts, adapters = experts_context(plans), adapters_context(plans)
     return BundleContext(
         namespace=namespace,
         arch=arch.name,
         arch_summary=markdown(arch.summary),
         compiled=arch.has_kernels,
+        libraries="*/lib/*.so" if inner else "lib/*.so" if arch.has_kernels else "",
         toolkit=markdown(arch.toolkit or ""),
-        rows=tuple(_row(plan) for plan in plans),
+        rows=tuple(_row(plan, inner) for plan in plans),
         signatures=signature_texts(plans),
         example=example_text(plans),
         kernel_rows=tuple(row for kernels in _kernel_sets(plans) for row in _kernel_rows(kernels)),
@@ -194,12 +210,14 @@ def _context(plans: tuple[ModulePlan, ...], arch: ArchSpec, namespace: str) -> B
         adapters=adapters,
         integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
+        devices=devices_text(plans, inner),
     )
 
 
-def _row(plan: ModulePlan) -> CellRow:
+def _row(plan: ModulePlan, inner: Sequence[Inner]) -> CellRow:
     gradients = ", ".join(plan.differentiated)
-    return CellRow(plan.cell, plan.class_name, plan.recipe, plan.status.value, gradients)
+    status = "[by device](#architectures)" if inner else plan.status.value
+    return CellRow(plan.cell, plan.class_name, plan.recipe, status, gradients)
 
 
 def _kernel_rows(kernels: KernelSet) -> Iterator[KernelRow]:
@@ -256,7 +274,7 @@ def _reachable(
 def _shared(
     context: BundleContext, owners: tuple[str, ...], renderer: Renderer
 ) -> Iterator[tuple[str, Artifact]]:
-    for name in ("_library.py", "__init__.py"):
+    for name in ("_library.py", "__init__.py", *(["_devices.py"] if context.devices else [])):
         yield _render(renderer, name, f"bundle/{name}.j2", context, owners, ())
     yield _render(renderer, "README.md", "bundle/README.md.j2", context, owners, context.sources)
     for folder, target in (("bundle", ""), ("bundle_tests", "tests/")):
@@ -264,12 +282,13 @@ def _shared(
 
 
 def _cell(
-    plan: ModulePlan, description: tuple[str, ...], renderer: Renderer
+    plan: ModulePlan, description: tuple[str, ...], renderer: Renderer, inner: Sequence[Inner]
 ) -> Iterator[tuple[str, Artifact]]:
     """The files of a cell whose plan has its names marked; the description is of the plain one."""
     module: CellContext | QuantizeContext = (
         quantize_context(plan, description) if plan.conversions else cell_context(plan, description)
     )
+    module = replace(module, choice=choice_of(plan.cell, inner))
     tests: CellContext | QuantizeContext | TestContext = module
     if plan.is_identity:
         template = "identity"
@@ -346,6 +365,32 @@ def _compiled(
             yield _unit(renderer, unit, context.namespace, owners, sources)
 
 
+def render_kernels(
+    plans: Iterable[ModulePlan], arch: ArchSpec, namespace: str, renderer: Renderer
+) -> FileSet:
+    """The kernel units of cells and the headers that they include, without what calls them.
+
+    Args:
+        plans: of cells, of which any number may share units; none is kept.
+        arch, namespace, renderer: as of a bundle, whose units have the same bytes.
+    """
+    files: dict[str, Artifact] = {}
+    for plan in plans:
+        for kernels in plan.kernel_sets:
+            if all(_unit_path(unit) in files for unit in kernels.units):
+                continue
+            _, sources = _users((plan,), kernels)
+            for unit in marked(kernels).units:
+                path, artifact = _unit(renderer, unit, namespace, (), sources)
+                files.setdefault(path, artifact)
+    units = [*files.items()]
+    return FileSet((*units, *_statics(renderer, "csrc", units, (), _INCLUDE, set())))
+
+
+def _unit_path(unit: KernelUnit) -> str:
+    return f"csrc/kernels/{unit.name}.cu"
+
+
 def _unit(
     renderer: Renderer,
     unit: KernelUnit,
@@ -354,8 +399,7 @@ def _unit(
     sources: tuple[str, ...],
 ) -> tuple[str, Artifact]:
     context: UnitContext = unit_context(unit, namespace)
-    path = f"csrc/kernels/{unit.name}.cu"
-    return _render(renderer, path, context.template, context, owners, sources)
+    return _render(renderer, _unit_path(unit), context.template, context, owners, sources)
 
 
 def _users(

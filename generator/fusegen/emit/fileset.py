@@ -65,6 +65,11 @@ class FileSet(Mapping[str, Artifact]):
 
     __slots__ = ("_files",)
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The specs and templates that its files are made from."""
+        return frozenset(name for artifact in self.values() for name in artifact.inputs)
+
     def __init__(self, files: Iterable[tuple[str, Artifact]] = ()) -> None:
         collected: dict[str, Artifact] = {}
         for path, artifact in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import norm
+from .contract import Contract
 from .family import Family
 
 ADD_NORM = Family(
@@ -12,4 +13,5 @@ ADD_NORM = Family(
     summary="Adds two tensors and norms the rows of their sum, in one pass.",
     device="norm/add_norm.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=128),),
 )

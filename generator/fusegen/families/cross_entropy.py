@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import cross_entropy
+from .contract import Contract
 from .family import Family
 
 CROSS_ENTROPY = Family(
@@ -12,4 +13,5 @@ CROSS_ENTROPY = Family(
     summary="The cross entropy of logits with a target for each row.",
     device="softmax/cross_entropy.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

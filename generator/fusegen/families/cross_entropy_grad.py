@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import cross_entropy
+from .contract import Contract
 from .family import Family
 
 CROSS_ENTROPY_GRAD = Family(
@@ -12,4 +13,5 @@ CROSS_ENTROPY_GRAD = Family(
     summary="The gradient of the cross entropy of logits.",
     device="softmax/cross_entropy_grad.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import dequantize
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START
 
@@ -15,4 +16,5 @@ DEQUANTIZE_GROUPS = Family(
     converts=ALL,
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START),
+    contracts=(Contract(registers=64),),
 )

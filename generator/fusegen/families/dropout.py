@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import dropout
+from .contract import Contract
 from .family import Family
 
 DROPOUT = Family(
@@ -12,4 +13,5 @@ DROPOUT = Family(
     summary="Elements zeroed at random; what is kept, as bits.",
     device="dropout/dropout.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import dropout
+from .contract import Contract
 from .family import Family
 
 DROPOUT_GRAD = Family(
@@ -12,4 +13,5 @@ DROPOUT_GRAD = Family(
     summary="The gradient of dropout, of the bits that it left.",
     device="dropout/dropout_grad.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

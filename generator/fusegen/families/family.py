@@ -18,9 +18,13 @@ from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
 from ..steps.launch import Launch
+from .contract import Contract, contract_of
 
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
+
+ATOMS = "atoms"
+"""Trait of a variant that writes or reads scales in atoms of 128 rows by 4 blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,14 @@ class LayoutNeeds:
     Attributes:
         token_alignments: starts of groups in transposed copies.
         token_major: names of scalings whose scales of tokens are read in token-major order only.
+        scale_atoms: names of scalings whose scales are read in atoms only.
         transposed: whether columnwise copies are.
         pitch: bytes that rows are padded to.
     """
 
     token_alignments: tuple[int, ...]
     token_major: tuple[str, ...] = ()
+    scale_atoms: tuple[str, ...] = ()
     transposed: bool = True
     pitch: int = 16
 
@@ -131,6 +137,13 @@ class LayoutNeeds:
                 "token_major",
                 f"{template} reads scales of {along[0]} by token; say token_major: true",
             )
+        atoms = [scaling for scaling in scalings if scaling in self.scale_atoms]
+        for scaling in atoms:
+            if scaling not in layout.scale_atoms:
+                yield (
+                    "scale_atoms",
+                    f"{template} reads scales of {scaling} in atoms; list it in scale_atoms",
+                )
 
 
 Constants = tuple[tuple[str, int], ...]
@@ -217,6 +230,7 @@ class Family:
         most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
+        contracts: what its compiled units have to be; of a unit the first that is of its variant.
     """
 
     name: str
@@ -238,6 +252,7 @@ class Family:
     most_parts: int = 0
     configured: Configured[Any] | None = None
     enumerators: Mapping[str, str] = field(default_factory=dict)
+    contracts: tuple[Contract, ...] = ()
 
     @cached_property
     def scalings(self) -> tuple[str, ...]:
@@ -286,6 +301,10 @@ class Family:
         store = variant or Variant((DType.IO,), (), ())
         return (*stated.items(), *self.configured.constants(config, kind, store, limits))
 
+    def contract(self, variant: Variant | None) -> Contract:
+        """What a compiled unit of a variant has to be."""
+        return contract_of(self.contracts, variant)
+
     def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
         """Why an architecture has not the instructions; empty where it has them."""
         if self.arch is not None and arch != self.arch:
@@ -295,8 +314,12 @@ class Family:
             return f"needs compute capability {needed}, this is {got}"
         return ""
 
-    def accepts(self, demand: Demand) -> str | None:
+    def accepts(self, demand: Demand, layout: LayoutSpec | None = None) -> str | None:
         """What there is no device code for, such as ``fprop of tensor of input and row of weight``.
+
+        Args:
+            demand: of a step.
+            layout: of the copies that it reads or writes; None where that does not matter.
 
         Returns:
             None where there is code for all of it.
@@ -306,7 +329,8 @@ class Family:
         if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if demand.kind and self.multiplies:
-            return self._accepts_gemm(demand.kind, variant)
+            stored = self._misplaced(demand.kind, variant, layout) if layout else None
+            return self._accepts_gemm(demand.kind, variant) or stored
         if demand.history > self.most_history:
             return (
                 f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
@@ -329,6 +353,16 @@ class Family:
             return f"{kind.value} of {variant.scalings[0]} in {'_'.join(variant.traits)} sums"
         return None
 
+    def _misplaced(self, kind: GemmKind, variant: Variant, layout: LayoutSpec) -> str | None:
+        """Scales of atoms are in atoms, and no others are."""
+        wanted = self.layout.scale_atoms if self.layout else ()
+        for word in variant.scalings:
+            if (word in wanted) != (word in layout.scale_atoms):
+                order = "atoms, which not all scales of the recipe are in"
+                words = f"in {order}" if word in wanted else "in logical order"
+                return f"{kind.value} of {word}: {self.name} reads scales {words}"
+        return None
+
     def enumerator(self, word: str) -> str:
         """C++ name of a scaling or an accumulation."""
         return self.enumerators.get(word, word)
@@ -341,10 +375,25 @@ def _scale_block(variant: Variant) -> dict[str, int]:
     """
     if not variant.scalings:
         return {"scale_rows": 0, "scale_columns": 0}
-    scaling = Scaling.parse(variant.scalings[0])
-    assert scaling is not None, variant.scalings
-    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    rows, columns = _extents(variant.scalings[0])
     return {"scale_rows": rows, "scale_columns": columns}
+
+
+def operand_blocks(variant: Variant) -> Constants:
+    """Rows and columns that share a scale in each operand of a GEMM; 0 is all of them."""
+    return tuple(
+        (f"scale_{name}_{operand}", extent)
+        for operand, word in zip("ab", variant.scalings, strict=True)
+        for name, extent in zip(("rows", "columns"), _extents(word), strict=True)
+    )
+
+
+def _extents(word: str) -> tuple[int, int]:
+    """Of a scaling's blocks; 0 is a whole dimension."""
+    scaling = Scaling.parse(word)
+    assert scaling is not None, word
+    rows, columns = (0 if each is Extent.ALL else each for each in scaling.extents)
+    return rows, columns
 
 
 def _names(scalings: tuple[Scaling, ...]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .mma_sync import CONFIGURED
+from .mma_sync import Operands, contract_by
 
 GEMM_DECODED_MMA = Family(
     "gemm_decoded_mma",
@@ -18,5 +18,6 @@ GEMM_DECODED_MMA = Family(
     stores=tuple(Store),
     ends=tuple(EndScale),
     row_alignment=8,
-    configured=CONFIGURED,
+    configured=Operands(element_bits=16).configured,
+    contracts=(contract_by(r"HMMA\.16816\.F32"),),
 )

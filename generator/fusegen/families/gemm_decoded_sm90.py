@@ -7,7 +7,7 @@ from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .wgmma import ARCH, Operands
+from .wgmma import ARCH, Operands, contracts_of
 
 GEMM_DECODED_SM90 = Family(
     "gemm_decoded_sm90",
@@ -20,4 +20,5 @@ GEMM_DECODED_SM90 = Family(
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bytes=2).configured,
+    contracts=contracts_of("HGMMA"),
 )

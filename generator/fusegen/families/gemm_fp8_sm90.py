@@ -8,7 +8,7 @@ from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family, GemmScaling, LayoutNeeds
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
-from .wgmma import ARCH, Operands
+from .wgmma import ARCH, Operands, contracts_of
 
 _ANY = (Accumulation.FAST, Accumulation.SPLIT_128)
 _SPLIT = (Accumulation.SPLIT_128,)
@@ -37,4 +37,5 @@ GEMM_FP8_SM90 = Family(
         BLOCK_128X128.name: "block",
         Accumulation.SPLIT_128.value: "split",
     },
+    contracts=contracts_of("QGMMA"),
 )

@@ -6,7 +6,7 @@ from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .mma_sync import CONFIGURED
+from .mma_sync import Operands, contract_by
 
 GEMM_MMA = Family(
     "gemm_mma",
@@ -15,5 +15,6 @@ GEMM_MMA = Family(
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),
     row_alignment=8,
-    configured=CONFIGURED,
+    configured=Operands(element_bits=16).configured,
+    contracts=(contract_by(r"HMMA\.16816\.F32"),),
 )

@@ -6,7 +6,7 @@ from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
-from .wgmma import ARCH, Operands
+from .wgmma import ARCH, Operands, contracts_of
 
 GEMM_SM90 = Family(
     "gemm_sm90",
@@ -17,4 +17,5 @@ GEMM_SM90 = Family(
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bytes=2).configured,
+    contracts=contracts_of("HGMMA"),
 )

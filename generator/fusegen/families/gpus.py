@@ -21,6 +21,8 @@ class Gpu:
         name: what a command line calls it, such as h100_pcie.
         capability: compute capability.
         bandwidth: of its memory, bytes per second.
+        sms: multiprocessors.
+        gigahertz: of its clock, at which the rates are reached.
         rates: of its matrix instructions without sparsity, operations per second, by the bits of
             an operand's element; sums in fp32.
     """
@@ -28,32 +30,42 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     bandwidth: float
+    sms: int
+    gigahertz: float
     rates: Mapping[int, float]
 
 
 def _gpu(
-    name: str, capability: tuple[int, int], gigabytes: float, teraflops: Mapping[int, float]
+    name: str,
+    capability: tuple[int, int],
+    gigabytes: float,
+    sms: int,
+    gigahertz: float,
+    teraflops: Mapping[int, float],
 ) -> Gpu:
     rates = {bits: rate * TERA for bits, rate in teraflops.items()}
-    return Gpu(name, capability, gigabytes * GIGA, rates)
+    return Gpu(name, capability, gigabytes * GIGA, sms, gigahertz, rates)
 
 
 GPUS = (
-    _gpu("a100", (8, 0), 2039, {16: 312}),
-    _gpu("a100_40gb", (8, 0), 1555, {16: 312}),
-    _gpu("a30", (8, 0), 933, {16: 165}),
-    _gpu("a10", (8, 6), 600, {16: 125}),
-    _gpu("a40", (8, 6), 696, {16: 149.7}),
-    _gpu("l4", (8, 9), 300, {16: 121, 8: 242.5}),
-    _gpu("l40s", (8, 9), 864, {16: 362, 8: 733}),
-    _gpu("h100", (9, 0), 3350, {16: 989.4, 8: 1978.9}),
-    _gpu("h100_pcie", (9, 0), 2000, {16: 756, 8: 1513}),
-    _gpu("h100_nvl", (9, 0), 3900, {16: 835, 8: 1671}),
-    _gpu("h800", (9, 0), 3350, {16: 989.4, 8: 1978.9}),
-    _gpu("h200", (9, 0), 4800, {16: 989.4, 8: 1978.9}),
-    _gpu("gh200", (9, 0), 4000, {16: 989.4, 8: 1978.9}),
-    _gpu("h20", (9, 0), 4000, {16: 148, 8: 296}),
-    _gpu("b200", (10, 0), 8000, {16: 2250, 8: 4500, 4: 9000}),
+    _gpu("a100", (8, 0), 2039, 108, 1.41, {16: 312}),
+    _gpu("a100_40gb", (8, 0), 1555, 108, 1.41, {16: 312}),
+    _gpu("a30", (8, 0), 933, 56, 1.44, {16: 165}),
+    _gpu("a10", (8, 6), 600, 72, 1.695, {16: 125}),
+    _gpu("a40", (8, 6), 696, 84, 1.74, {16: 149.7}),
+    _gpu("l4", (8, 9), 300, 58, 2.04, {16: 121, 8: 242.5}),
+    _gpu("l40s", (8, 9), 864, 142, 2.52, {16: 362, 8: 733}),
+    _gpu("rtx_4090", (8, 9), 1008, 128, 2.52, {16: 165.2, 8: 330.3}),
+    _gpu("h100", (9, 0), 3350, 132, 1.83, {16: 989.4, 8: 1978.9}),
+    _gpu("h100_pcie", (9, 0), 2000, 114, 1.62, {16: 756, 8: 1513}),
+    _gpu("h100_nvl", (9, 0), 3900, 132, 1.545, {16: 835, 8: 1671}),
+    _gpu("h800", (9, 0), 3350, 132, 1.83, {16: 989.4, 8: 1978.9}),
+    _gpu("h200", (9, 0), 4800, 132, 1.83, {16: 989.4, 8: 1978.9}),
+    _gpu("gh200", (9, 0), 4000, 132, 1.83, {16: 989.4, 8: 1978.9}),
+    _gpu("h20", (9, 0), 4000, 78, 1.83, {16: 148, 8: 296}),
+    _gpu("b200", (10, 0), 8000, 148, 1.86, {16: 2250, 8: 4500, 4: 9000}),
+    _gpu("rtx_5090", (12, 0), 1792, 170, 2.41, {16: 209.5, 8: 419, 4: 1676}),
+    _gpu("rtx_pro_6000", (12, 0), 1792, 188, 2.617, {16: 503.8, 8: 1007.6, 4: 2015.2}),
 )
 """By compute capability; of each the one that stands for the others first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import group_row_dot
+from .contract import Contract
 from .family import Family
 
 GROUP_ROW_DOT = Family(
@@ -11,4 +12,5 @@ GROUP_ROW_DOT = Family(
     launch=group_row_dot.LAUNCH,
     summary="Multiplies each row with the vector of its group.",
     device="reduce/group_row_dot.cuh",
+    contracts=(Contract(registers=64),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import sums
+from .contract import Contract
 from .family import Family
 
 GROUP_SUM = Family(
@@ -12,4 +13,5 @@ GROUP_SUM = Family(
     summary="Sums the rows of each group.",
     device="reduce/group_sum.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

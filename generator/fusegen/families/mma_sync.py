@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import GemmKind, Work
+from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Work
 from ..ir.kernel_set import Variant
-from .family import Configured, Constants
+from ..ir.quantization import Accumulation
+from .contract import Contract
+from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, RESERVED, SHARED_BYTES, SHARED_MEMORY
 
 _WARP = 32  # threads
-_ELEMENT_BYTES = 2
-_CHUNK = 8  # elements of 16 bytes, which one `cp.async` copies: `kChunkElements`
-_TILE_K = (32, 64)
+_CHUNK_BITS = 128  # `kChunkBits`: what one `cp.async` copies
+_LINES = 8  # whose chunks are permuted in turn
+_STAGE_BYTES = (64, 128)  # of a stage along K: two or four steps of an MMA
+_TRANSPOSED_BITS = 16  # of elements that `ldmatrix` transposes, so that any major can be read
 _OF_A_WARP = (16, 32, 64, 128)  # rows or columns: `ldmatrix` reads 16, and steps are powers of two
+_OF_WORDS = 32  # rows whose scales are as far apart as their blocks of 8 and 16
 _SWIZZLED = 64  # rows or columns of a tile whose chunks are permuted together
 _SLAB_BYTES = 2048  # `kSlabBytes`: of a warp, for results on their way out
 _CONTROL_BYTES = 2048  # `kControlBytes`: tiles, order of groups
@@ -79,16 +83,9 @@ class MmaConfig:
         return _WARP * prod(self.warps)
 
     @property
-    def accumulators(self) -> int:
-        """Registers of a thread that hold sums."""
+    def sums(self) -> int:
+        """Results of a tile to a thread."""
         return self.tile[0] * self.tile[1] // self.threads
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a CTA: stages of both operands, a slab of each warp, control."""
-        rows, columns, k = self.tile
-        stages = self.stages * (rows + columns) * k * _ELEMENT_BYTES
-        return stages + prod(self.warps) * _SLAB_BYTES + _CONTROL_BYTES
 
     def cpp(self, limits: Mapping[str, int]) -> str:
         """Arguments of ``MmaConfig``, on an architecture of these limits."""
@@ -97,58 +94,115 @@ class MmaConfig:
         return f"{', '.join(map(str, numbers))}, fusegen::Limits<{bounds}>"
 
 
-def constants(
-    config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
-) -> Constants:
-    """What ``agrees`` of ``gemm/config.mma.cuh`` compares."""
-    return (
-        *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
-        *zip(("warps_m", "warps_n"), config.warps, strict=True),
-        ("stages", config.stages),
-        ("ctas", config.ctas),
-        ("element_bytes", _ELEMENT_BYTES),
-        (SHARED_BYTES, config.shared_bytes),
-        ("threads", config.threads),
-        ("accumulators", config.accumulators),
-    )
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What tiles of a family's operands take of shared memory and registers.
 
+    Attributes:
+        element_bits: of an element.
+        scale_block: elements of a scale that comes with them, in atoms; 0 where none does.
+    """
 
-def problems(
-    config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
-) -> Iterator[str]:
-    """What device code refuses to compile, and what is more than an SM has."""
-    yield from _shape_problems(config)
-    if config.stages < _LEAST_STAGES:
-        yield f"expected {_LEAST_STAGES} stages at least"
-    most = limits[REGISTERS] // (config.ctas * config.threads)
-    if config.accumulators > _MOST_ACCUMULATORS:
-        yield f"more than {_MOST_ACCUMULATORS} registers of accumulators to a thread"
-    elif config.accumulators + _OTHER_REGISTERS > most:
-        yield (
-            f"{config.ctas} CTAs leave {most} registers to a thread, {config.accumulators} of them"
-            " for accumulators"
+    element_bits: int
+    scale_block: int = 0
+
+    @property
+    def configured(self) -> Configured[MmaConfig]:
+        """What a family of such operands knows of its configurations."""
+        limits = (SHARED_MEMORY, REGISTERS)
+        return Configured(MmaConfig, limits, self.problems, self.constants, lighter)
+
+    def shared_bytes(self, config: MmaConfig) -> int:
+        """Shared memory of a CTA: stages of both operands, a slab of each warp, control."""
+        rows, columns, k = config.tile
+        stages = config.stages * (rows + columns) * (k * self.element_bits // 8 + self._scales(k))
+        return stages + prod(config.warps) * _SLAB_BYTES + _CONTROL_BYTES
+
+    def _scales(self, k: int) -> int:
+        """Bytes of a row's scales that come with a stage: those of whole atoms."""
+        if not self.scale_block:
+            return 0
+        return max(k // self.scale_block, ATOM_BLOCKS)
+
+    def constants(
+        self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+    ) -> Constants:
+        """What ``agrees`` of ``gemm/config.mma.cuh`` and ``agrees_fp8`` of the FP8 one compare."""
+        common = (
+            *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
+            *zip(("warps_m", "warps_n"), config.warps, strict=True),
+            ("stages", config.stages),
+            ("ctas", config.ctas),
+            ("element_bits", self.element_bits),
+            (SHARED_BYTES, self.shared_bytes(config)),
+            ("threads", config.threads),
+            ("accumulators", _accumulators(config, variant)),
         )
-    taken = config.ctas * (config.shared_bytes + RESERVED)
-    if taken > limits[SHARED_MEMORY] + RESERVED:
-        yield (
-            f"{config.ctas} CTAs of {config.shared_bytes} bytes of shared memory, an SM has"
-            f" {limits[SHARED_MEMORY]} for one"
-        )
+        if not variant.scalings:
+            return common
+        own: Constants = (("scale_block", self.scale_block), ("atom_rows", ATOM_ROWS))
+        if not self.scale_block:
+            own = operand_blocks(variant)
+        return (*common, ("promotion_interval", _interval(variant)), *own)
+
+    def problems(
+        self, config: MmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
+    ) -> Iterator[str]:
+        """What device code refuses to compile, and what is more than an SM has."""
+        yield from self._shape_problems(config)
+        if config.stages < _LEAST_STAGES:
+            yield f"expected {_LEAST_STAGES} stages at least"
+        most = limits[REGISTERS] // (config.ctas * config.threads)
+        accumulators = _accumulators(config, variant)
+        if accumulators > _MOST_ACCUMULATORS:
+            yield f"more than {_MOST_ACCUMULATORS} registers of accumulators to a thread"
+        elif accumulators + _OTHER_REGISTERS > most:
+            yield (
+                f"{config.ctas} CTAs leave {most} registers to a thread, {accumulators} of them"
+                " for accumulators"
+            )
+        shared = self.shared_bytes(config)
+        if config.ctas * (shared + RESERVED) > limits[SHARED_MEMORY] + RESERVED:
+            yield (
+                f"{config.ctas} CTAs of {shared} bytes of shared memory, an SM has"
+                f" {limits[SHARED_MEMORY]} for one"
+            )
+
+    def _shape_problems(self, config: MmaConfig) -> Iterator[str]:
+        *extents, k = config.tile
+        depths = [8 * each // self.element_bits for each in _STAGE_BYTES]
+        if k not in depths:
+            yield f"expected {' or '.join(map(str, depths))} elements along K"
+        for extent, warps, what in zip(extents, config.warps, ("rows", "columns"), strict=True):
+            if extent % warps or extent // warps not in _OF_A_WARP:
+                words = ", ".join(map(str, _OF_A_WARP))
+                yield f"expected {words} {what} of a warp, got {extent / warps:g}"
+            if self.scale_block and extent // warps % _OF_WORDS:
+                yield f"expected a multiple of {_OF_WORDS} {what} of a warp"
+            whole = ATOM_ROWS if self.scale_block else _SWIZZLED
+            if extent % whole:
+                yield f"expected a multiple of {whole} {what}"
+            elif not self._shared_evenly(config.threads, extent, k):
+                yield (
+                    f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"
+                )
+
+    def _shared_evenly(self, threads: int, extent: int, k: int) -> bool:
+        """Whether each thread copies the same chunks of eight lines, whichever way a tile lies."""
+        chunk = _CHUNK_BITS // self.element_bits
+        lines = (k, extent) if self.element_bits == _TRANSPOSED_BITS else (k,)
+        rounds = [max(_LINES * length // chunk, 1) for length in lines]
+        return not (any(threads % each for each in rounds) or extent * k // chunk % threads)
 
 
-def _shape_problems(config: MmaConfig) -> Iterator[str]:
-    *extents, k = config.tile
-    if k not in _TILE_K:
-        yield f"expected {' or '.join(map(str, _TILE_K))} elements along K"
-    for extent, warps, what in zip(extents, config.warps, ("rows", "columns"), strict=True):
-        if extent % warps or extent // warps not in _OF_A_WARP:
-            words = ", ".join(map(str, _OF_A_WARP))
-            yield f"expected {words} {what} of a warp, got {extent / warps:g}"
-        if extent % _SWIZZLED:
-            yield f"expected a multiple of {_SWIZZLED} {what}"
-        # Each thread copies the same chunks of eight lines, whichever way a tile lies.
-        elif config.threads % extent or extent * k // _CHUNK % config.threads:
-            yield f"{config.threads} threads do not share {extent} {what} of {k} elements evenly"
+def _interval(variant: Variant) -> int:
+    """Elements of the contraction to one partial sum; 0 where sums run through."""
+    return 128 if Accumulation.SPLIT_128.value in variant.traits else 0
+
+
+def _accumulators(config: MmaConfig, variant: Variant) -> int:
+    """Registers of a thread that hold sums, and partial ones."""
+    return config.sums * (2 if _interval(variant) else 1)
 
 
 def lighter(config: MmaConfig) -> Iterator[MmaConfig]:
@@ -157,5 +211,6 @@ def lighter(config: MmaConfig) -> Iterator[MmaConfig]:
         yield replace(config, ctas=ctas)
 
 
-CONFIGURED = Configured(MmaConfig, (SHARED_MEMORY, REGISTERS), problems, constants, lighter)
-"""What families of such GEMMs know of their configurations."""
+def contract_by(instruction: str) -> Contract:
+    """Of kernels whose operands come by ``cp.async`` and ``ldmatrix`` to an MMA."""
+    return Contract(opcodes=(instruction, r"LDGSTS\.\S*128", "LDSM"))

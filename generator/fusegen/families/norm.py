@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import norm
+from .contract import Contract
 from .family import Family
 
 NORM = Family(
@@ -12,4 +13,5 @@ NORM = Family(
     summary="Divides each row by its root mean square, standard deviation or length.",
     device="norm/norm.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=128),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import norm
+from .contract import Contract
 from .family import Family
 
 NORM_GRAD = Family(
@@ -12,4 +13,5 @@ NORM_GRAD = Family(
     summary="The gradients of a norm of rows.",
     device="norm/norm_grad.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=128),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import norm_quantize
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import CODES, GROUPS_START, OF_TOKENS
 
@@ -16,4 +17,5 @@ NORM_QUANTIZE = Family(
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START),
     most_history=1024,  # `kMostSlots` of quantize.h
+    contracts=(Contract(registers=128),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import add, narrow, pointwise
+from .contract import Contract
 from .family import Family
 
 POINTWISE = Family(
@@ -15,4 +16,5 @@ POINTWISE = Family(
     ),
     launch=pointwise.LAUNCH,
     summary="A pointwise kernel per element type.",
+    contracts=(Contract(registers=64),),
 )

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from ..steps import pointwise_quantize
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import CODES, GROUPS_START, NV_1X16, OF_TOKENS
+
+_SHARED = 72 * 1024
+_PARKED = {"quantize_halves_kernel": 16 * 256 * 8}
+"""``kSharedBytes`` of pointwise/pointwise_quantize.cuh: rows of the second half of a gradient wait
+while the first is quantised."""
 
 POINTWISE_QUANTIZE = Family(
     "pointwise_quantize",
@@ -17,4 +23,5 @@ POINTWISE_QUANTIZE = Family(
     layout=LayoutNeeds(GROUPS_START),
     transformed=(NV_1X16,),
     most_history=1024,  # `kMostSlots` of quantize.h
+    contracts=(Contract("e2m1", 128, _SHARED, _PARKED), Contract("", 80, _SHARED, _PARKED)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import quantize
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 
@@ -17,4 +18,5 @@ QUANTIZE = Family(
     layout=LayoutNeeds(GROUPS_START),
     transformed=(NV_1X16,),
     most_history=1024,  # `kMostSlots` of quantize.h
+    contracts=(Contract("e2m1_nv_1x16", registers=128), Contract(registers=80)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import quantize_several
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import AT_ONCE, CODES, GROUPS_START
 
@@ -17,4 +18,5 @@ QUANTIZE_SEVERAL = Family(
     layout=LayoutNeeds(GROUPS_START),
     most_history=1024,  # `kMostSlots` of quantize.h
     most_parts=4,  # `kMost` of several.h
+    contracts=(Contract(registers=80),),
 )

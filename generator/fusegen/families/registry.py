@@ -14,9 +14,17 @@ from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
+from .gemm_decoded_tcgen05 import GEMM_DECODED_TCGEN05
+from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
+from .gemm_fp8_tcgen05 import GEMM_FP8_TCGEN05
 from .gemm_mma import GEMM_MMA
+from .gemm_mx_mma import GEMM_MX_MMA
+from .gemm_mx_tcgen05 import GEMM_MX_TCGEN05
+from .gemm_nv_mma import GEMM_NV_MMA
+from .gemm_nv_tcgen05 import GEMM_NV_TCGEN05
 from .gemm_sm90 import GEMM_SM90
+from .gemm_tcgen05 import GEMM_TCGEN05
 from .group_row_dot import GROUP_ROW_DOT
 from .group_sum import GROUP_SUM
 from .norm import NORM
@@ -39,7 +47,15 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
     GEMM_MMA,
+    GEMM_FP8_MMA,
+    GEMM_MX_MMA,
+    GEMM_NV_MMA,
     GEMM_DECODED_MMA,
+    GEMM_TCGEN05,
+    GEMM_FP8_TCGEN05,
+    GEMM_MX_TCGEN05,
+    GEMM_NV_TCGEN05,
+    GEMM_DECODED_TCGEN05,
     QUANTIZE,
     QUANTIZE_SEVERAL,
     POINTWISE_QUANTIZE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import rotary
+from .contract import Contract
 from .family import Family
 
 ROTARY = Family(
@@ -12,4 +13,5 @@ ROTARY = Family(
     summary="Rotates pairs of a head's elements by angles of their row.",
     device="rotary/rotary.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=72),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import rotary
+from .contract import Contract
 from .family import Family
 
 ROTARY_QKV = Family(
@@ -12,4 +13,5 @@ ROTARY_QKV = Family(
     summary="Packed rows to queries and keys, whose pairs it rotates, and to values.",
     device="rotary/rotary_qkv.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=72),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import rotary
+from .contract import Contract
 from .family import Family
 
 ROTARY_QKV_GRAD = Family(
@@ -12,4 +13,5 @@ ROTARY_QKV_GRAD = Family(
     summary="Gradients of queries, of keys and of values to packed rows, pairs rotated back.",
     device="rotary/rotary_qkv_grad.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=72),),
 )

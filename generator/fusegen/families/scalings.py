@@ -14,6 +14,7 @@ blocks of rows, a tile of 128 x 128 whole blocks."""
 _MX = (ScaleRule.MX, DType.E8M0)
 _NV = (ScaleRule.NVFP4, DType.E4M3, True)
 _RATIO = (ScaleRule.MAX_OVER_AMAX, DType.FLOAT32)
+_POW2 = (ScaleRule.MAX_OVER_AMAX, DType.E8M0)
 
 
 def _lines(rule: ScaleRule, dtype: DType, tensor_scale: bool = False) -> tuple[Scaling, ...]:
@@ -30,10 +31,21 @@ ROW = Scaling(1, Extent.ALL)
 BLOCK_1X128 = Scaling(1, 128)
 BLOCK_128X128 = Scaling(128, 128)
 NV_1X16 = Scaling(1, 16, *_NV)
+NV_16X16 = Scaling(16, 16, *_NV)
+MX_1X32 = Scaling(1, 32, *_MX)
+MX_32X32 = Scaling(32, 32, *_MX)
+POW2_1X128 = Scaling(1, 128, *_POW2)
+POW2_128X128 = Scaling(128, 128, *_POW2)
 
-OF_TOKENS = (TENSOR, ROW, *_lines(*_RATIO), *_lines(*_MX), *_lines(*_NV))
+OF_TOKENS = (TENSOR, ROW, *_lines(*_RATIO), *_lines(*_POW2), *_lines(*_MX), *_lines(*_NV))
 """Those whose scales no two tokens share, unless all do."""
-ALL = (*OF_TOKENS, *_squares(*_RATIO), *_squares(*_MX), *_squares(*_NV))
+ALL = (
+    *OF_TOKENS,
+    *_squares(*_RATIO),
+    *_squares(*_POW2),
+    *_squares(*_MX),
+    *_squares(*_NV),
+)
 """What ``Scaling`` of quantize/config.cuh can be instantiated for."""
 AT_ONCE = tuple(each for each in ALL if each != ROW and not each.tensor_scale)
 """Those that may leave nothing to find before a tensor is quantised: a scale that spans all of it

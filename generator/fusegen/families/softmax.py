@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import softmax
+from .contract import Contract
 from .family import Family
 
 SOFTMAX = Family(
@@ -12,4 +13,5 @@ SOFTMAX = Family(
     summary="Softmax of scaled, masked rows.",
     device="softmax/softmax.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=128),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import softmax
+from .contract import Contract
 from .family import Family
 
 SOFTMAX_GRAD = Family(
@@ -12,4 +13,5 @@ SOFTMAX_GRAD = Family(
     summary="The gradient of the softmax of rows.",
     device="softmax/softmax_grad.cuh",
     row_alignment=8,
+    contracts=(Contract(registers=64),),
 )

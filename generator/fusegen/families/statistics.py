@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import statistics
+from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import ALL, CODES, GROUPS_START, NV_1X16
 
@@ -15,4 +16,5 @@ STATISTICS = Family(
     converts=ALL,
     layout=LayoutNeeds(GROUPS_START),
     transformed=(NV_1X16,),
+    contracts=(Contract(registers=128),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..steps import update_scale
+from .contract import Contract
 from .family import Family
 
 UPDATE_SCALE = Family(
@@ -11,4 +12,5 @@ UPDATE_SCALE = Family(
     launch=update_scale.LAUNCH,
     summary="Moves the state of delayed scaling on by an amax that is given.",
     device="quantize/update_scale.cuh",
+    contracts=(Contract(registers=64),),
 )

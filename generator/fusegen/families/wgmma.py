@@ -16,8 +16,9 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
-from ..ir.quantization import Accumulation, Extent, Scaling
-from .family import Configured, Constants
+from ..ir.quantization import Accumulation
+from .contract import Contract
+from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 
 ARCH = "sm_90a"
@@ -185,10 +186,7 @@ class Operands:
     def constants(
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Constants:
-        """What ``agrees`` of ``gemm/config.sm90.cuh`` and ``gemm/config_fp8.sm90.cuh`` compares.
-
-        Of scale blocks, 0 stands for a whole dimension, or for no scale.
-        """
+        """What ``agrees`` of ``gemm/config.sm90.cuh`` and ``gemm/config_fp8.sm90.cuh`` compares."""
         m, n, k = config.tile
         needs = self.resources(config, kind, variant, limits)
         common = {
@@ -209,14 +207,9 @@ class Operands:
         if not variant.scalings:
             return tuple(common.items())
         split = Accumulation.SPLIT_128.value in variant.traits
-        blocks = {
-            f"scale_{name}_{operand}": 0 if extent is Extent.ALL else extent
-            for operand, word in zip("ab", variant.scalings, strict=True)
-            for name, extent in _block(word)
-        }
         scales = self._scale_bytes(config, kind, variant)
         promotion = {"scale_bytes": scales, "promotion_interval": 128 if split else 0}
-        return tuple({**common, **promotion, **blocks}.items())
+        return (*{**common, **promotion}.items(), *operand_blocks(variant))
 
     def problems(
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
@@ -246,6 +239,19 @@ class Operands:
             yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
 
 
+def contracts_of(multiply: str) -> tuple[Contract, ...]:
+    """Of families that multiply by one kind of warpgroup MMA, and load and store by TMA.
+
+    What is added to something is added by memory, or by warps in tiles of short groups.
+    """
+    opcodes = (rf"{multiply}\.", "UTMALDG", "UTMASTG")
+    others = tuple(rf"{each}\." for each in ("HGMMA", "QGMMA", "HMMA") if each != multiply)
+    return (
+        Contract(r"(^|_)add(_io)?$", opcodes=(*opcodes, "UTMAREDG"), without=others),
+        Contract(opcodes=opcodes, without=(*others, "UTMAREDG")),
+    )
+
+
 def _math_groups(config: WgmmaConfig) -> int:
     """Warpgroups that multiply: ``kMathGroups``."""
     three = config.schedule is Schedule.COOPERATIVE and config.tile[0] == 3 * _MMA_ROWS
@@ -256,13 +262,6 @@ def _waves(config: WgmmaConfig) -> int:
     """MMAs of 64 rows that one warpgroup issues for a tile: ``kWaves``."""
     cooperative = config.schedule is Schedule.COOPERATIVE
     return config.tile[0] // _MMA_ROWS // (_math_groups(config) if cooperative else 1)
-
-
-def _block(word: str) -> tuple[tuple[str, int | Extent], ...]:
-    """Rows and columns that share a scale of that name."""
-    scaling = Scaling.parse(word)
-    assert scaling, word
-    return (("rows", scaling.rows), ("columns", scaling.columns))
 
 
 def _either(numbers: tuple[int, ...]) -> str:

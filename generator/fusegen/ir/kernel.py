@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
 
 from pydantic.dataclasses import dataclass
@@ -91,6 +92,10 @@ class WaveTime:
         return self.launch + work.waves(sizes) * (self.wave + along)
 
 
+ATOM_ROWS, ATOM_BLOCKS = 128, 4
+"""Rows, and blocks of each, whose scales an atom has: ``quantize/scale_atoms.cuh``."""
+
+
 @dataclass(frozen=True, slots=True, config=STRICT)
 class LayoutSpec:
     """How an architecture's kernels store quantised copies.
@@ -101,9 +106,20 @@ class LayoutSpec:
         pitch: bytes that rows of data are padded to a multiple of.
         token_major: fp32 scales of blocks along a row are stored ``[blocks, tokens]``, groups where
             transposed data has them, because the MMA's scales are loaded for many tokens at once.
+        scale_atoms: scalings whose scales lie in atoms of 128 rows by 4 blocks, as block-scaled
+            MMAs load them; groups then start at multiples of 128 rows.  Of a recipe all scalings
+            are among them, or its scales are in logical order.
     """
 
     transposed: bool = True
     token_alignment: Positive = 32
     pitch: Positive = 16
     token_major: bool = False
+    scale_atoms: tuple[str, ...] = ()
+
+    def of(self, scalings: Iterable[str]) -> LayoutSpec:
+        """How copies of a recipe with these scalings are stored."""
+        names = {*scalings}
+        if names and names <= {*self.scale_atoms}:
+            return replace(self, token_alignment=ATOM_ROWS)
+        return replace(self, scale_atoms=())

@@ -172,6 +172,7 @@ class KernelSet:
         units: every configuration, each with all of its instantiations.
         row_alignment: elements that innermost dimensions must be multiples of.
         rules: in order, the last one unconditional, on any device, too.
+        measured: whether they follow from measurements, and not from a model.
     """
 
     name: str
@@ -180,6 +181,7 @@ class KernelSet:
     units: tuple[KernelUnit, ...]
     rules: tuple[SelectionRule, ...]
     row_alignment: int = 1
+    measured: bool = True
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from .dtypes import DType
 from .fields import STRICT, Block
-from .kernel import EndScale, GemmKind
+from .kernel import ATOM_BLOCKS, EndScale, GemmKind
 
 _FP32_MAX = 3.4028234663852886e38
 
@@ -114,13 +114,15 @@ class ScaleSpec:
         return AmaxSource.HISTORY if self.history else AmaxSource.CURRENT
 
 
-_BLOCKS = re.compile(r"(block|mx|nv)_(\d+|all)x(\d+|all)")
+_BLOCKS = re.compile(r"(block|pow2|mx|nv)_(\d+|all)x(\d+|all)")
 _KINDS: Mapping[str, tuple[ScaleRule, DType, bool]] = {
     "block": (ScaleRule.MAX_OVER_AMAX, DType.FLOAT32, False),
+    "pow2": (ScaleRule.MAX_OVER_AMAX, DType.E8M0, False),
     "mx": (ScaleRule.MX, DType.E8M0, False),
     "nv": (ScaleRule.NVFP4, DType.E4M3, True),
 }
 """Rule, format and second level of the scales of blocks, by the word for them."""
+_WORDS = {(rule, dtype): word for word, (rule, dtype, _) in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,22 @@ class Scaling:
         words = {(Extent.ALL, Extent.ALL): "tensor", (1, Extent.ALL): "row"}
         if self.rule is ScaleRule.MAX_OVER_AMAX and extents in words:
             return words[extents]
-        kind = next(word for word, (rule, *_) in _KINDS.items() if rule is self.rule)
+        kind = _WORDS[self.rule, self.dtype]
         rows, columns = (e.value if isinstance(e, Extent) else e for e in extents)
         return f"{kind}_{rows}x{columns}"
+
+    @property
+    def atom_block(self) -> int:
+        """Elements of one byte in an atom of scales; 0 where these do not fit into atoms.
+
+        Longer blocks have several bytes, all alike.
+        """
+        sizes = {DType.E8M0: 32, DType.E4M3: 16}
+        size = sizes.get(self.dtype, 0)
+        if not size or isinstance(self.columns, Extent) or self.rows not in (1, self.columns):
+            return 0
+        whole = self.columns % size == 0 and self.columns <= ATOM_BLOCKS * size
+        return size if whole else 0
 
     @classmethod
     def parse(cls, name: str) -> Scaling | None:

@@ -114,6 +114,7 @@ class Copy:
         scale: stored scale factors.
         amax: of the tensor or its groups, where the format keeps it.
         groups: buffer of the group sizes, where rows are grouped.
+        atoms: whether scales lie in atoms, as ``LayoutSpec.scale_atoms`` has it.
     """
 
     original: str
@@ -123,6 +124,7 @@ class Copy:
     scale: str
     amax: str | None = None
     groups: str | None = None
+    atoms: bool = False
 
     @property
     def buffers(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class _Maker:
         x = Buffer("x", DType.IO, _SHAPES[self.form], self.role)
         groups = Buffer(SPLIT_SIZES, DType.INT64, Shape(None, (_E,)))
         grouped = self.form is Form.GROUPED
-        layout = replace(self.arch.layout, token_major=False)
+        layout = replace(self.arch.layout, token_major=False, scale_atoms=())
         arch = replace(self.arch, layout=layout)
         buffers = {x.name: x} | ({groups.name: groups} if grouped else {})
         copies = []

@@ -46,6 +46,7 @@ def make_copy(
         scale=buffers[1].name,
         amax=buffers[2].name if len(buffers) > 2 else None,
         groups=grouped.name if grouped else None,
+        atoms=bool(layout.scale_atoms),
     )
     return copy, buffers
 

@@ -133,7 +133,8 @@ def _decode(
 def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
     """Whether a row is decoded by a scale that is found by its group, too."""
     token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
-    return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or token_major)
+    moved = token_major or copy.atoms
+    return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or moved)
 
 
 def _with_padded_sizes(

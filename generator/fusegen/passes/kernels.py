@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..families.family import HADAMARD, Config, Demand, offers
+from ..families.family import ATOMS, HADAMARD, Config, Demand, offers
 from ..families.limits import SHARED_BYTES, SHARED_MEMORY
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
@@ -193,24 +193,27 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
+    atoms = [ATOMS] if step.copies[0].atoms else []
     if decodes(step):
         transposed = step.copies[0].orientation is Orientation.COLUMNWISE
         by_group = specs[0].square > 1 and step.input("groups") is not None and not transposed
         scalings = (specs[0].scaling,) if step.input("a_scale") else ()
         traits = [*([] if scalings else [CODES]), *(["transposed"] if transposed else [])]
-        traits += ["by_group"] if by_group else []
+        traits += atoms if scalings else []
+        traits += ["by_group"] if by_group and not atoms else []
         return Variant((specs[0].format,), scalings, tuple(traits))
     if observes(step):
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
-        traits = [orientation.value, *([HADAMARD] if transformed else [])]
+        traits = [orientation.value, *([HADAMARD] if transformed else []), *atoms]
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if makes_copies(step):
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
         traits += [HADAMARD] if spec.hadamard and columnwise else []
+        traits += atoms
         return Variant((spec.format,), (spec.scaling,), tuple(traits))
     accumulation = recipe.gemm[GemmKind(step.kind)]
     formats = tuple(spec.format for spec in specs)
@@ -254,7 +257,7 @@ def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
         if not offers(family, demand):
             continue
         known = known_family(family.template or name)
-        refused = known.accepts(demand) if known else None
+        refused = known.accepts(demand, arch.layout) if known else None
         if not refused:
             return name, family
         missing = refused
@@ -328,7 +331,8 @@ def _gemm_set(
         for point in spec.points
     )
     rules = tuple(_rules(spec, units, arch))
-    return KernelSet(GemmUnit(family, kind, "", words).stem, template, kind, units, rules)
+    name = GemmUnit(family, kind, "", words).stem
+    return KernelSet(name, template, kind, units, rules, measured=spec.measured)
 
 
 def _rules(spec: KindSpec, units: Sequence[KernelUnit], arch: ArchSpec) -> Iterator[SelectionRule]:

@@ -20,7 +20,7 @@ from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
 from ..options.weight_cache import ALONE, CACHED
 from ..spec.load import SpecSet
-from ..spec.offers import choices_of, refusal
+from ..spec.offers import choices_of, module_facts, refusal
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .chunk import run_in_chunks, sum_chunks
@@ -45,6 +45,7 @@ from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
+from .scale_atoms import with_atoms
 from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
@@ -115,7 +116,8 @@ def context_of(
     reason = refusal(cell.options, module, recipe, specs.ops)
     if reason:
         raise NotPossible(reason)
-    arch = specs.archs[arch_name]
+    gemms = module_facts(module, specs.ops).gemms
+    recipe, arch = with_atoms(recipe, specs.archs[arch_name], gemms=gemms)
     return Context(cell, specs, module, recipe, arch, cell.options, derivations)
 
 

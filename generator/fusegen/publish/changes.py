@@ -27,6 +27,7 @@ from .lock import (
     read_pending,
 )
 from .merge import conflicted
+from .remedies import whole
 
 
 class ChangeKind(enum.Enum):
@@ -239,12 +240,14 @@ def diff(
 def unified_diff(changes: Changes) -> str:
     """What publishing would change, as one patch; empty where nothing changes.
 
-    Paths begin with the name of the bundle's folder, so that patches of bundles side by side can be
-    joined. Refused files are shown too: `-` is the disk, `+` the new output.
+    Paths begin with the name of the bundle's folder, or with that of the fat one that it is in, so
+    that patches of bundles side by side can be joined. Refused files are shown too: `-` is the
+    disk, `+` the new output.
     """
     silent = (ChangeKind.UNCHANGED, ChangeKind.KEPT, ChangeKind.OUTSIDE)
     # Made absolute because a bundle may be given as `.`, which has no name.
-    folder = os.path.basename(os.path.abspath(changes.bundle))
+    bundle = Path(os.path.abspath(changes.bundle))
+    folder = bundle.relative_to(whole(bundle).parent).as_posix()
     return "".join(
         patch(f"{folder}/{change.path}", change.before, change.after)
         for change in changes

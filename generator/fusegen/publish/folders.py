@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..checks.load import load, load_usable
-from ..emit.fileset import FileSet
 from ..extensions import Installed, installed
 from ..families.registry import FAMILIES
 from ..ir.plan import ModulePlan
@@ -94,10 +93,13 @@ def relative_folders(bundle: Path, folders: Sequence[Path]) -> tuple[str, ...]:
 
 
 def used_specs(
-    folders: Iterable[Path], specs: SpecSet, plans: Sequence[ModulePlan]
+    folders: Iterable[Path],
+    specs: SpecSet,
+    plans: Sequence[ModulePlan],
+    archs: Iterable[str] = (),
 ) -> tuple[Path, ...]:
-    """The spec folders that hold a spec which some plan is made from."""
-    names: set[tuple[SpecKind, str]] = set()
+    """The spec folders that hold a spec which some plan is made from, or one of architectures."""
+    names = {(SpecKind.ARCHS, arch) for arch in archs}
     for plan in plans:
         module = specs.modules[plan.module]
         names |= {(SpecKind.MODULES, plan.module), (SpecKind.RECIPES, plan.recipe)}
@@ -109,9 +111,8 @@ def used_specs(
     return tuple(folder for folder in folders if any((folder / file).is_file() for file in files))
 
 
-def used_templates(folders: Iterable[Path], files: FileSet) -> tuple[Path, ...]:
+def used_templates(folders: Iterable[Path], inputs: Iterable[str]) -> tuple[Path, ...]:
     """The template folders that hold a template which some file is made from."""
-    inputs = {name for artifact in files.values() for name in artifact.inputs}
     names = [name.removeprefix("templates/") for name in inputs if name.startswith("templates/")]
     return tuple(folder for folder in folders if any((folder / name).is_file() for name in names))
 
@@ -142,7 +143,7 @@ def _besides(own: tuple[Path, ...], extra: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def used_extensions(
-    specs: SpecSet, plans: Sequence[ModulePlan], files: FileSet
+    specs: SpecSet, plans: Sequence[ModulePlan], inputs: Collection[str]
 ) -> tuple[Installed, ...]:
     """The extensions that some plan has a spec, a step or a kernel of, or a file a template of."""
     primitives = {step.primitive for plan in plans for step in plan.steps}
@@ -151,7 +152,7 @@ def used_extensions(
     def used(each: Installed) -> bool:
         return bool(
             (each.specs and used_specs([each.specs], specs, plans))
-            or (each.templates and used_templates([each.templates], files))
+            or (each.templates and used_templates([each.templates], inputs))
             or primitives & {step.name for step in STEPS if step in each.extension.steps}
             or families & {one.name for one in FAMILIES if one in each.extension.families}
         )

@@ -7,6 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..ir.naming import Cell
+from ..spec.serving import ALL
+from .lock import LockError, read_lock
+
+
+def is_fat(folder: Path) -> bool:
+    """Whether a folder is a bundle that chooses among those in it, as far as its lock says so."""
+    try:
+        lock = read_lock(folder)
+    except LockError:
+        return False
+    return lock is not None and lock.selection.get("arch") == ALL
+
+
+def whole(bundle: Path) -> Path:
+    """The bundle, or the fat one that it is in, with which alone it is made anew."""
+    return bundle.parent if is_fat(bundle.parent) else bundle
 
 
 def removal(cell: Cell, arch: str, bundle: Path) -> str:
@@ -25,7 +41,7 @@ def regeneration(bundles: Sequence[Path], folders: Mapping[str, Sequence[Path]])
     extra = "".join(
         f" {option} {_word(path)}" for option, paths in folders.items() for path in paths
     )
-    parents = dict.fromkeys(bundle.parent for bundle in bundles)
+    parents = dict.fromkeys(whole(bundle).parent for bundle in bundles)
     return "\n".join(f"fusegen generate{out_option(parent)}{extra}" for parent in parents)
 
 

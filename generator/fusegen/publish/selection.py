@@ -10,6 +10,7 @@ from pathlib import Path
 from ..ir.naming import Cell, default_namespace
 from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
+from ..spec.serving import ALL, CPU
 from ..spec.usage import UsageError, known, spec_named
 from .folders import is_text
 from .lock import LOCK_NAME, PENDING_NAME, LockError, read_lock, read_pending
@@ -19,12 +20,17 @@ DEFAULT_PREFIX = "fusegen"
 
 _PREFIX = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _ARCH = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_GPU = re.compile(r"sm_[a-z0-9]+(_[a-z0-9]+)*")
 _KEYS = ("arch", "namespace", "cells", "specs", "templates")
 _NO_FUSIONS = "no_fusions"
 """Key of a lock that names fusions which are left out; most locks have none."""
 _EXTENSIONS = "extensions"
 """Key of a lock of cells that extensions have a part in; most locks have none."""
-_RARE = {_NO_FUSIONS, _EXTENSIONS}
+_ARCHS = "archs"
+"""Key of the lock of a fat bundle."""
+_DIGESTS = "digests"
+"""Key of a lock of a bundle with a manifest; most have none."""
+_RARE = {_NO_FUSIONS, _EXTENSIONS, _ARCHS, _DIGESTS}
 
 
 class SelectionError(LockError):
@@ -56,7 +62,8 @@ class Selection:
     """What one bundle holds.
 
     Attributes:
-        arch: its architecture; recorded because a bundle may be moved to a folder of another name.
+        arch: its architecture, or `all` for a fat bundle; recorded because a bundle may be moved to
+            a folder of another name.
         namespace: prefix of the namespace of its ops.
         cells: its modules, sorted.
         specs: spec folders that its cells need besides the built-in ones, relative to the lock
@@ -64,6 +71,9 @@ class Selection:
         templates: template folders, likewise.
         no_fusions: fusions that are left out, sorted.
         extensions: that its cells were made with, sorted.
+        archs: of the bundles in a fat one, sorted; empty for every other.
+        digests: cells of which its manifest has digests alone, sorted; those that cannot be made
+            are among them.
     """
 
     arch: str
@@ -73,6 +83,29 @@ class Selection:
     templates: tuple[str, ...] = ()
     no_fusions: tuple[str, ...] = ()
     extensions: tuple[UsedExtension, ...] = ()
+    archs: tuple[str, ...] = ()
+    digests: tuple[Cell, ...] = ()
+
+    @property
+    def is_fat(self) -> bool:
+        """Whether it is one that chooses among those of several architectures, by device."""
+        return self.arch == ALL
+
+    @property
+    def own_arch(self) -> str:
+        """The architecture that its own files are for: that of a fat one is the reference."""
+        return CPU if self.is_fat else self.arch
+
+    @property
+    def every(self) -> tuple[Cell, ...]:
+        """Cells that it has files or digests of, sorted."""
+        return tuple(sorted((*self.cells, *self.digests)))
+
+    def adding(self, cells: Iterable[Cell]) -> Selection:
+        """With files of these cells, too, in the place of digests."""
+        files = {*self.cells, *cells}
+        digests = tuple(cell for cell in self.digests if cell not in files)
+        return replace(self, cells=tuple(sorted(files)), digests=digests)
 
     @property
     def op_namespace(self) -> str:
@@ -89,6 +122,8 @@ class Selection:
             "templates": list(self.templates),
         }
         data |= {_NO_FUSIONS: list(self.no_fusions)} if self.no_fusions else {}
+        data |= {_ARCHS: list(self.archs)} if self.is_fat else {}
+        data |= {_DIGESTS: [str(cell) for cell in self.digests]} if self.digests else {}
         return data | ({_EXTENSIONS: _extensions_json(self)} if self.extensions else {})
 
     @classmethod
@@ -107,10 +142,16 @@ class Selection:
             for folder in lists[key]:
                 if "\0" in folder or not is_text(folder):
                     raise _malformed(lock, f"selection: {folder!r} cannot name a folder of {key}")
+        lists[_DIGESTS] = _strings(data.get(_DIGESTS, []), _DIGESTS, lock)
         try:
-            cells = tuple(sorted({Cell.parse(text) for text in lists["cells"]}))
+            cells, digests = (
+                tuple(sorted({Cell.parse(text) for text in lists[key]}))
+                for key in ("cells", _DIGESTS)
+            )
         except ValueError as error:
             raise _malformed(lock, f"selection: {error}") from None
+        if both := {*cells} & {*digests}:
+            raise _malformed(lock, f"selection: {min(both)} is in cells and in {_DIGESTS}")
         return cls(
             arch=_matching(data["arch"], _ARCH, "arch", lock),
             namespace=_matching(data["namespace"], _PREFIX, "namespace", lock),
@@ -119,7 +160,21 @@ class Selection:
             templates=tuple(sorted(set(lists["templates"]))),
             no_fusions=tuple(sorted(set(_strings(data.get(_NO_FUSIONS, []), _NO_FUSIONS, lock)))),
             extensions=_used_extensions(data.get(_EXTENSIONS, {}), lock),
+            archs=_archs(data, lock),
+            digests=digests,
         )
+
+
+def _archs(data: Mapping[str, object], lock: Path) -> tuple[str, ...]:
+    """The architectures of a fat bundle, whose names are those of folders in it."""
+    if (_ARCHS in data) != (data["arch"] == ALL):
+        raise _malformed(
+            lock, f"selection: expected {_ARCHS!r} where arch is {ALL!r}, and there alone"
+        )
+    if _ARCHS in data and _DIGESTS in data:
+        raise _malformed(lock, f"selection: {_ARCHS!r} and {_DIGESTS!r} do not go together")
+    names = _strings(data.get(_ARCHS, []), _ARCHS, lock)
+    return tuple(sorted({_matching(name, _GPU, _ARCHS, lock) for name in names}))
 
 
 _FACTS = ("package", "version", "digest")
@@ -203,9 +258,13 @@ def without(selection: Selection, cells: Iterable[Cell], where: Path) -> Selecti
     Raises:
         UsageError: one of them is not in it.
     """
-    present = [str(cell) for cell in selection.cells]
+    present = [str(cell) for cell in selection.every]
     leaving = {known(f"module of {where}", str(cell), present) for cell in cells}
-    return replace(selection, cells=tuple(c for c in selection.cells if str(c) not in leaving))
+
+    def staying(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        return tuple(cell for cell in cells if str(cell) not in leaving)
+
+    return replace(selection, cells=staying(selection.cells), digests=staying(selection.digests))
 
 
 def check_cells(
@@ -219,8 +278,9 @@ def check_cells(
     Raises:
         UsageError: naming the closest name or, for a recorded cell, the ways out.
     """
-    spec_named(specs, SpecKind.ARCHS, selection.arch)
-    for cell in selection.cells:
+    for arch in (selection.own_arch, *selection.archs):
+        spec_named(specs, SpecKind.ARCHS, arch)
+    for cell in selection.every:
         try:
             spec_named(specs, SpecKind.MODULES, cell.module)
             spec_named(specs, SpecKind.RECIPES, cell.recipe)

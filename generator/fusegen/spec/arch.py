@@ -48,10 +48,13 @@ class KindSpec:
     Attributes:
         points: configurations that are compiled.
         select: rules; the first that holds chooses.
+        measured: whether the rules follow from measurements; ``false`` where they are from a model,
+            until ``bench --sweep`` finds others.
     """
 
     points: tuple[Point, ...]
     select: tuple[RuleSpec, ...]
+    measured: bool = True
 
 
 class Reach(str, Enum):

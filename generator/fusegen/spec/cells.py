@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..ir.naming import Cell
 from ..options import OPTIONS, of_one_option
 from .kinds import SpecKind
 from .load import SpecSet
 from .offers import not_offered
+from .target import Kept
 from .usage import UsageError, spec_named
 
 
@@ -47,19 +48,44 @@ def _with_options(specs: SpecSet, cell: Cell, words: Sequence[str]) -> Cell:
     return Cell(cell.module, cell.recipe, tuple(word for word in further if word in words))
 
 
-def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, tuple[Cell, ...]]:
-    """The cells of each architecture that the targets name, in the order they name them.
+@dataclass(frozen=True, slots=True)
+class TargetCells:
+    """Cells that targets name for an architecture.
+
+    Attributes:
+        files: those that are made.
+        digests: those of which digests are kept alone.
+    """
+
+    files: tuple[Cell, ...]
+    digests: tuple[Cell, ...]
+
+    @property
+    def every(self) -> tuple[Cell, ...]:
+        """All of them, sorted."""
+        return tuple(sorted((*self.files, *self.digests)))
+
+
+def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, TargetCells]:
+    """The cells of each architecture, or `all`, that the targets name, in the order they name them.
 
     Raises:
         UsageError: an unknown target.
     """
-    found: dict[str, set[Cell]] = {}
+    found: dict[str, dict[Kept, set[Cell]]] = {}
     for name in targets:
         target = specs.targets[spec_named(specs, SpecKind.TARGETS, name)]
         cells = with_options(specs, product(target.modules, target.recipes), target.options)
         for arch in target.archs:
-            found.setdefault(arch, set()).update(cells)
-    return {arch: tuple(sorted(cells)) for arch, cells in found.items()}
+            kept = found.setdefault(arch, {each: set() for each in Kept})
+            kept[target.kept].update(cells)
+    return {
+        arch: TargetCells(
+            files=tuple(sorted(kept[Kept.FILES])),
+            digests=tuple(sorted(kept[Kept.DIGESTS] - kept[Kept.FILES])),
+        )
+        for arch, kept in found.items()
+    }
 
 
 def targets_or_names(targets: Sequence[str], names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which architecture serves a GPU."""
+"""Which architecture serves a GPU, and which ones `all` stands for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from collections.abc import Iterable
 from ..families.gpus import gpu_called
 from .diagnostics import did_you_mean
 from .load import SpecSet
+
+CPU = "cpu"
+"""The architecture of the reference."""
+
+ALL = "all"
+"""What stands for all architectures, where one is asked for: a bundle that chooses by device."""
+
+
+def all_archs(specs: SpecSet) -> tuple[str, ...]:
+    """The architectures of GPUs that `all` stands for, sorted.
+
+    Those of parts (sm_90a_h20) are none: a capability does not tell them apart.
+    """
+    return tuple(sorted(a.name for a in specs.archs.values() if a.has_kernels and a.name == a.isa))
 
 
 def arch_of(capability: tuple[int, int] | None, specs: SpecSet) -> str | None:

@@ -3,7 +3,8 @@
 Rowwise data has the tensor's shape with its rows padded to the pitch; columnwise data is transposed
 where the architecture's MMA reads one major only, and rows in groups then start at multiples of the
 alignment, in the padded token space ``a * (T // a + E)``.  Scales are in logical order, but for
-those of tokens where the layout says so.
+those of tokens where the layout says so, and for those that lie in atoms of 128 rows by 4 blocks:
+``[rows / 128, blocks / 4, 32, 4, 4]``, the rows of a columnwise copy being the tensor's columns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from ..ir import dtypes
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.kernel import LayoutSpec
+from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, LayoutSpec
 from ..ir.quantization import Extent, Orientation, QuantizationSpec, Role
 from ..ir.shapes import Const, Expr, Shape, add, align, ceildiv, floordiv, mul, product
 from ..ir.step import Copy, Operand
@@ -118,7 +119,9 @@ def stored_copy(
     spec, layout = formats.roles[role], formats.layout
     data = Stored(spec.format, _data_shape(tensor, orientation, spec.format, layout))
     scales = _scale_shape(tensor, orientation, spec)
-    if layout.token_major and spec.along_tokens(role, orientation):
+    if layout.scale_atoms:
+        scales = _atoms_shape(tensor, orientation, spec)
+    elif layout.token_major and spec.along_tokens(role, orientation):
         scales = Shape(None, (scales.dims[1], tensor.padded_rows(layout)))
     scale = Stored(spec.scale.dtype, scales)
     if spec.tensor_scale is None:
@@ -185,3 +188,17 @@ def _scale_shape(tensor: Original, orientation: Orientation, spec: QuantizationS
     if columns is not Extent.ALL:
         dims.append(ceildiv(tensor.columns, columns))
     return Shape(None, tuple(dims) or (Const(1),))
+
+
+def _atoms_shape(tensor: Original, orientation: Orientation, spec: QuantizationSpec) -> Shape:
+    """Atoms of all rows, and of all blocks along each; groups of rows begin one of their own."""
+    depth = ATOM_BLOCKS * spec.shares.atom_block
+    row_atoms, along = ceildiv(tensor.rows, ATOM_ROWS), ceildiv(tensor.rows, depth)
+    if tensor.groups is not None:
+        row_atoms = add(floordiv(tensor.rows, ATOM_ROWS), tensor.groups)
+        along = mul(Const(ATOM_ROWS // depth), row_atoms)
+    places = (row_atoms, ceildiv(tensor.columns, depth))
+    if orientation is Orientation.COLUMNWISE:
+        places = (ceildiv(tensor.columns, ATOM_ROWS), along)
+    inner = (ATOM_ROWS // ATOM_BLOCKS, ATOM_BLOCKS, ATOM_BLOCKS)
+    return Shape(None, (*tensor.stack, *places, *map(Const, inner)))

@@ -38,6 +38,19 @@ OF_COPIES = Launch(
     ),
     base=PLAIN,
 )
+OF_ATOMS = Launch(
+    "ScaledGemmArguments",
+    "gemm/gemm_scaled.h",
+    (
+        Field("pitch_a", Origin.PITCH, "a"),
+        Field("pitch_b", Origin.PITCH, "b"),
+        Field("scale_a", Origin.OPERAND, "a_scale"),
+        Field("scale_b", Origin.OPERAND, "b_scale"),
+        Field("amax_a", Origin.FLOAT_OPERAND, "a_amax", optional=True),
+        Field("amax_b", Origin.FLOAT_OPERAND, "b_amax", optional=True),
+    ),
+    base=PLAIN,
+)
 DECODED = Launch(
     "DecodedGemmArguments",
     "gemm/gemm.h",
@@ -60,7 +73,9 @@ def launch(step: Step) -> Launch:
     """The arguments of the kernel that multiplies what a step reads."""
     if not step.copies:
         return PLAIN
-    return DECODED if reads_decoded(step) else OF_COPIES
+    if reads_decoded(step):
+        return DECODED
+    return OF_ATOMS if step.copies[0].atoms else OF_COPIES
 
 
 def _flops(step: Step) -> Expr:

@@ -11,6 +11,7 @@ from ..ir.kernel import GemmKind
 from ..spec.arch import RuleSpec
 from ..spec.points import as_spec, parse_point, point_of
 
+_MEASURED = "measured"  # key of `KindSpec`
 Choices = Mapping[GemmKind, Sequence[RuleSpec]]
 
 
@@ -40,6 +41,34 @@ def with_rules(text: str, family: str, choices: Choices) -> str:
     for start, end, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
         lines[start:end] = new
     return "".join(lines)
+
+
+def marked(text: str, family: str, kinds: Iterable[GemmKind], *, measured: bool) -> str:
+    """The text that says of kinds of a family whether their rules were measured.
+
+    Nothing is said of those that were.
+    """
+    lines = text.splitlines(keepends=True)
+    specs = _value(_value(_value(_root(text), "kernels"), family), "kinds")
+    edits: list[tuple[int, int, list[str]]] = []
+    for kind in kinds:
+        keys = {key.value: key for key, _ in _pairs(_value(specs, kind.value))}
+        said, points = keys.get(_MEASURED), keys["points"].start_mark
+        if said is not None:
+            edits.append((said.start_mark.line, said.start_mark.line + 1, []))
+        if not measured:
+            end = "\r\n" if lines[points.line].endswith("\r\n") else "\n"
+            new = f"{' ' * points.column}{_MEASURED}: false{end}"
+            edits.append((points.line, points.line, [new]))
+    for start, stop, new_lines in sorted(edits, key=lambda edit: edit[:2], reverse=True):
+        lines[start:stop] = new_lines
+    return "".join(lines)
+
+
+def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+    assert isinstance(node, yaml.MappingNode)
+    pairs: list[tuple[yaml.Node, yaml.Node]] = node.value
+    return pairs
 
 
 def _root(text: str) -> yaml.Node:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..checks.archs import reach_problems, variants_of
 from ..checks.load import load
+from ..families.gpus import Gpu
 from ..families.registry import known_family
 from ..ir.kernel import GemmKind
 from ..spec.arch import ArchSpec, RuleSpec
@@ -19,7 +20,8 @@ from ..spec.points import parse_point
 from ..spec.usage import UsageError
 from .cases import Case, Measured, Sample
 from .fit import Choice, choose, chosen
-from .rewrite import printed, with_rules
+from .model import Kernel, chosen_by_model, modelled
+from .rewrite import marked, printed, with_rules
 from .variants import family_named
 
 
@@ -31,12 +33,14 @@ class Tuned:
         arch, family: what was swept.
         measured: the samples.
         choices: rules by kind; kinds that no recipe runs have none and stay as they are.
+        gpu: whose model gave the times; empty where they were measured.
     """
 
     arch: str
     family: str
     measured: Measured
     choices: Mapping[GemmKind, Choice]
+    gpu: str = ""
 
     def to_json(self) -> dict[str, object]:
         """What was chosen, without the samples."""
@@ -44,6 +48,7 @@ class Tuned:
             "arch": self.arch,
             "family": self.family,
             "left_out": self.measured.left_out,
+            **({"model": self.gpu} if self.gpu else {}),
             "kinds": {kind.value: _choice_json(each) for kind, each in self.choices.items()},
         }
 
@@ -102,6 +107,47 @@ def _launched_anywhere(
     }
 
 
+def tune_by_model(
+    specs: SpecSet, arch: str, family: str, gpu: Gpu, cases: Sequence[Case], models: Sequence[Case]
+) -> Tuned:
+    """Rules of every kind by the model of a GPU, among the points that the arch lists.
+
+    Of one group the estimates themselves choose, of several thresholds that are fitted to the
+    model's times of these cases.
+
+    Args:
+        models: GEMMs whose cases count for more.
+
+    Raises:
+        UsageError: an unknown family, the GPU does not run the arch's code, or nothing is known of
+            the family or of the rate of its operands.
+    """
+    spec = specs.archs[arch]
+    own = family_named(spec, family)
+    known = known_family(own.template or family)
+    if not spec.runs_on(gpu.capability):
+        raise UsageError(f"{gpu.name} does not run the code of {arch}")
+    if known is None or known.configured is None:
+        raise UsageError(f"{family}: nothing is known of its configurations, so nothing of times")
+    samples: list[Sample] = []
+    choices: dict[GemmKind, Choice] = {}
+    for kind, each in own.kinds.items():
+        variant = variants_of(kind, family, own, known)[0]
+        kernels = {
+            point.name: Kernel.of(
+                point, dict(known.configured.constants(point, kind, variant, spec.limits))
+            )
+            for point in each.points
+        }
+        if lacking := {kernel.bits for kernel in kernels.values()} - {*gpu.rates}:
+            raise UsageError(f"{gpu.name}: no rate of operands of {min(lacking)} bits is known")
+        found = [*modelled(kind, cases, kernels, gpu)]
+        anywhere = _launched_anywhere(spec, family, kind, found)
+        choices[kind] = chosen_by_model(found, each.select, kernels, gpu, models, anywhere)
+        samples += found
+    return Tuned(arch, family, Measured(tuple(samples), 0), choices, gpu.name)
+
+
 def rewritten(text: str, tuned: Sequence[Tuned]) -> str:
     """The text of an arch's spec with the rules of sweeps; kinds without new ones stay."""
     for each in tuned:
@@ -111,6 +157,7 @@ def rewritten(text: str, tuned: Sequence[Tuned]) -> str:
             if choice.after != choice.before
         }
         text = with_rules(text, each.family, changed)
+        text = marked(text, each.family, each.choices, measured=not each.gpu)
     return text
 
 

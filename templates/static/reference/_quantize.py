@@ -7,7 +7,8 @@ rounding per written operation, in the order written here: kernels match these b
 
 Scales are stored in logical order: row block first, then column block, in the orientation of the
 unquantised tensor, whatever the layout of the data; a block that spans a whole dimension has no
-dimension there, and a single scale is ``[1]``.
+dimension there, and a single scale is ``[1]``.  Where matrix instructions read scales of blocks
+(``Layout.atoms``) these lie in atoms of 128 rows by 4 blocks instead.
 
 Rows in groups (``group_sizes``): blocks start at every group's first row.  With b rows to a block,
 scale blocks of group g start at ``first[g] // b + g`` of ``T // b + E``; transposed data of group g
@@ -98,14 +99,20 @@ class Layout(NamedTuple):
         transposed: whether columnwise data is ``[K, rows]`` (a K-major only MMA) or ``[rows, K]``.
         align: elements that a group's transposed data starts at a multiple of.
         pitch: bytes that the innermost dimension of every copy is padded to a multiple of.
+        atoms: whether scales of blocks lie where block-scaled MMA instructions load them: row m and
+            block k at ``[m // 128, k // 4, m % 32, m % 128 // 32, k % 4]``, a row's blocks being
+            those of 32 elements, or of 16 under E4M3 scales.  Rows of a columnwise copy are the
+            tensor's columns.  Places of no block are 0.  ``align`` is 128 then.
     """
 
     transposed: bool = True
     align: int = 32
     pitch: int = 16
+    atoms: bool = False
 
 
 LAYOUT = Layout()
+_ATOM_ROWS, _ATOM_BLOCKS = 128, 4
 
 
 class Operand(NamedTuple):
@@ -120,7 +127,7 @@ class Operand(NamedTuple):
         shape: of the unquantised tensor, ``[R, C]`` or ``[E, R, C]``.
         amax: fp32 ``[1]`` or ``[E]`` of the tensor or groups, where a scale spans them.
         columnwise: the orientation.
-        layout: of data.
+        layout: of data and scales.
     """
 
     data: Tensor
@@ -486,6 +493,9 @@ def _scales(
         factor, codes = _nvfp4_scale(block_amax, tensor_scale)
         return factor, codes.view(DTYPES["e4m3"])
     factor = _ratio_scale(block_amax, q, dtype)
+    if q.scale_dtype == "e8m0":
+        exponent = 254 - (factor.view(torch.int32) >> 23)
+        return factor, exponent.to(torch.uint8).view(DTYPES["e8m0"])
     return factor, torch.ones(()) / factor
 
 
@@ -577,8 +587,11 @@ def _quantize(
     codes = _encode(scaled, q.format, noise)
     placed = _place(codes, rows, tuple(x.shape), columnwise, layout)
     shape = _scale_shape(rows, x.dim() - 2, count, factor.shape[1], q, columnwise)
+    stored = stored.reshape(shape)
+    if layout.atoms:
+        stored = _into_atoms(stored, _atoms(rows, q, tuple(x.shape), columnwise))
     data = _store(placed, q.format, layout.pitch)
-    return Operand(data, stored.reshape(shape), q, tuple(x.shape), amax, columnwise, layout)
+    return Operand(data, stored, q, tuple(x.shape), amax, columnwise, layout)
 
 
 def quantize(
@@ -641,14 +654,16 @@ def _check(
         and (q.format == "e2m1" or q.hadamard is not None),
         f"a transform needs an alignment of a multiple of {_RUN}": q.hadamard is not None
         and layout.align % _RUN != 0,
+        f"atoms have {_ATOM_ROWS} rows, which align is": layout.atoms
+        and layout.align != _ATOM_ROWS,
     }
     for problem, found in problems.items():
         if found:
             raise ValueError(problem)
 
 
-def _read(operand: Operand, group_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
-    """Values [rows, C] before the tensor scale, and their rows, which a transform has padded."""
+def _read_codes(operand: Operand, group_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
+    """What codes [rows, C] alone stand for, and their rows, which a transform has padded."""
     q, columns = operand.quantization, operand.shape[-1]
     rows = _rows(operand.shape, group_sizes, operand.data.device)
     if operand.columnwise and q.hadamard == "columnwise":
@@ -661,12 +676,23 @@ def _read(operand: Operand, group_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
     else:
         length = len(rows.group) // rows.groups
         codes = codes[..., :length].transpose(-1, -2).reshape(-1, columns)
+    values = _decode(codes.contiguous(), q.format)
+    return torch.where(rows.valid.unsqueeze(1), values, 0.0), rows
+
+
+def _read(operand: Operand, group_sizes: Tensor | None) -> tuple[Tensor, _Rows]:
+    """Values [rows, C] before the tensor scale, and their rows, which a transform has padded."""
+    values, rows = _read_codes(operand, group_sizes)
+    q, columns = operand.quantization, operand.shape[-1]
     of_rows, of_columns = q.blocks(operand.columnwise)
     index, count = rows.blocks(of_rows)
     across = -(-columns // (of_columns or columns))
-    scale = _spread(operand.scale.float().view(count, across), index, columns, of_columns)
-    values = _decode(codes.contiguous(), q.format) * scale
-    return torch.where(rows.valid.unsqueeze(1), values, 0.0), rows
+    stored = operand.scale
+    if operand.layout.atoms:
+        places = _atoms(rows, q, operand.shape, operand.columnwise)
+        stored = _out_of_atoms(stored, places, count * across)
+    scale = _spread(stored.float().view(count, across), index, columns, of_columns)
+    return torch.where(rows.valid.unsqueeze(1), values * scale, 0.0), rows
 
 
 def dequantize(operand: Operand, *, group_sizes: Tensor | None = None) -> Tensor:
@@ -857,23 +883,56 @@ def bytes_at(joined: Tensor, place: int, dtype: torch.dtype, *shape: int) -> Ten
 # Layouts of scales that kernels read
 
 
-def swizzle(scale: Tensor) -> Tensor:
-    """Scales [M, n] of one byte -> [ceil(M / 128), ceil(n / 4), 32, 4, 4], padded with zeros.
+def _atoms(rows: _Rows, q: Quantization, shape: tuple[int, ...], columnwise: bool) -> Tensor:
+    """[..., M / 128, n / 4, 32, 4, 4], the scale of each place, in logical order; -1 for none.
 
-    Element (m, k) lies at [m // 128, k // 4, m % 32, m % 128 // 32, k % 4]: the order in which
-    block-scaled MMA instructions load them.
+    M are the rows of each matrix, or those of all groups, each of which begins at a multiple of
+    128; n are blocks of as many elements as the instruction has a scale for, of which a longer
+    block of the recipe's has several.
     """
-    codes = scale.view(torch.uint8)
-    codes = pad(codes, (0, -codes.shape[1] % 4, 0, -codes.shape[0] % 128))
-    tiles = codes.view(codes.shape[0] // 128, 4, 32, codes.shape[1] // 4, 4)
-    return tiles.permute(0, 3, 2, 1, 4).contiguous().view(scale.dtype)
+    columns, stack = shape[-1], shape[:-2]
+    of_rows, of_columns = q.blocks(columnwise)
+    assert of_rows is not None and of_columns is not None, "only blocks lie in atoms"
+    size = 16 if q.scale_dtype == "e4m3" else 32
+    across = torch.arange(-(-columns // of_columns), device=rows.first.device)
+    block, _ = rows.blocks(of_rows)
+    places, count = rows.places(_ATOM_ROWS)
+    if not columnwise:
+        index = block.new_full((count, len(across)), -1)
+        index[places[rows.valid]] = block[rows.valid].unsqueeze(1) * len(across) + across
+        index = index.repeat_interleave(of_columns // size, dim=1)
+        return _tiled(index.view(*stack, -1, index.shape[1]))
+    own = block.new_full((count // of_rows,), -1)
+    own[places[rows.valid] // of_rows] = block[rows.valid]
+    own = own.repeat_interleave(of_rows // size).view(*stack, 1, -1)
+    if not rows.ragged:
+        atom = _ATOM_BLOCKS * size
+        own = own[..., : -(-rows.extent // atom) * _ATOM_BLOCKS]
+    column = across.repeat_interleave(of_columns)[:columns].unsqueeze(1)
+    return _tiled(torch.where(own < 0, -1, own * len(across) + column))
 
 
-def unswizzle(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """The inverse of ``swizzle``: [rows, columns]."""
-    tiles = scale.view(torch.uint8).permute(0, 3, 2, 1, 4)
-    codes = tiles.reshape(128 * scale.shape[0], 4 * scale.shape[1])
-    return codes[:rows, :columns].contiguous().view(scale.dtype)
+def _tiled(index: Tensor) -> Tensor:
+    """[..., M, n] -> [..., ceil(M / 128), ceil(n / 4), 32, 4, 4], padded with -1."""
+    *stack, lines, blocks = index.shape
+    index = pad(index, (0, -blocks % _ATOM_BLOCKS, 0, -lines % _ATOM_ROWS), value=-1)
+    part = _ATOM_ROWS // _ATOM_BLOCKS
+    wide = index.shape[-1] // _ATOM_BLOCKS
+    high = index.shape[-2] // _ATOM_ROWS
+    tiles = index.reshape(*stack, high, _ATOM_BLOCKS, part, wide, _ATOM_BLOCKS)
+    return tiles.transpose(-4, -2).contiguous()
+
+
+def _into_atoms(scale: Tensor, places: Tensor) -> Tensor:
+    """Scales of one byte in logical order -> in atoms, 0 in places of none."""
+    return pad(scale.view(torch.uint8).flatten(), (0, 1))[places].view(scale.dtype)
+
+
+def _out_of_atoms(scale: Tensor, places: Tensor, count: int) -> Tensor:
+    """The inverse: [count], 0 where a block has no place."""
+    codes = torch.zeros(count + 1, dtype=torch.uint8, device=scale.device)
+    codes[places.flatten()] = scale.view(torch.uint8).flatten()
+    return codes[:count].view(scale.dtype)
 
 
 def token_major(scale: Tensor, group_sizes: Tensor | None = None, align: int = 4) -> Tensor:

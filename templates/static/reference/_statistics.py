@@ -52,7 +52,7 @@ def measure(x: Tensor, copy: quantized.Operand, *, group_sizes: Tensor | None = 
         decode = quantized._quotient(1.0, quantized._tensor_encode(copy.amax))
         decoded = decoded * decode[rows.group].unsqueeze(1)
     lost = source.abs() - decoded.abs()
-    largest = _codes(copy, group_sizes) == quantized.MAX[q.format]
+    largest = quantized._read_codes(copy, group_sizes)[0].abs() == quantized.MAX[q.format]
     numbers = (
         _amax(source),
         (source != 0).sum(),
@@ -67,12 +67,6 @@ def read(buffers: dict[str, Tensor]) -> dict[str, Statistics]:
     """Statistics by the name of the copy, in one transfer from the device."""
     numbers = torch.stack(list(buffers.values())).tolist()
     return {name: Statistics(*each) for name, each in zip(buffers, numbers, strict=True)}
-
-
-def _codes(copy: quantized.Operand, group_sizes: Tensor | None) -> Tensor:
-    """Magnitudes of the codes themselves: what a copy stands for whose scales are all 1."""
-    plain = copy._replace(scale=torch.ones_like(copy.scale, dtype=torch.float32))
-    return quantized._read(plain, group_sizes)[0].abs()
 
 
 def _amax(values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...families.family import ATOMS
 from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
@@ -122,6 +123,7 @@ class QuantizedText:
         columnwise: whether a kernel reads a columnwise copy.
         transposed: whether a kernel that decodes transposes matrices.
         by_group: whether blocks of lines begin with their groups.
+        atoms: the last argument of a kernel whose scales lie in atoms; empty of another.
         a, b: element types of a GEMM's operands.
         gemm_scaling: scales of a GEMM.
         accumulation: of a GEMM.
@@ -134,6 +136,7 @@ class QuantizedText:
     columnwise: str = ""
     transposed: str = ""
     by_group: str = ""
+    atoms: str = ""
     a: str = ""
     b: str = ""
     gemm_scaling: str = ""
@@ -314,6 +317,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         columnwise=has("columnwise"),
         transposed=has("transposed"),
         by_group=has("by_group"),
+        atoms=", true" if ATOMS in variant.traits else "",
         a=cuda[0],
         b=cuda[-1],
         gemm_scaling=enumerator(template, scaling),

@@ -336,7 +336,8 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     groups, copy = step.input("groups"), step.copies[0]
     spec = dict(plan.quantizations)[copy.role]
     own_scale, square = spec.scaling == "tensor", spec.square
-    start = plan.layout.token_alignment if plan.token_major(copy) else square
+    by_token = plan.token_major(copy) or copy.atoms
+    start = plan.layout.token_alignment if by_token else square
     if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
@@ -369,6 +370,8 @@ def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
     else:
         line, block = "1", to_cpp(inner[1])
     matrix = to_cpp(product(inner)) if stack else ""
+    if copy.atoms:
+        return {"scale_matrix": matrix, "scale_line": to_cpp(inner[1])}
     return {
         "scale_matrix": matrix,
         "scale_line": line,

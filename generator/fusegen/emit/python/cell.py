@@ -19,6 +19,7 @@ from ...ir.words import Init
 from ...steps import definition
 from ..text.escape import docstring
 from .autograd import AutogradText, autograd_text
+from .choice import ChoiceText
 from .directions import DirectionText, direction_texts, groups_of
 from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
@@ -164,6 +165,7 @@ class CellContext:
         call_arguments: how the module calls the function.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         description: what ``describe()`` returns, line by line.
+        choice: the bundles that calls may go to, in a fat bundle.
     """
 
     cell: str
@@ -225,6 +227,7 @@ class CellContext:
     has_bias: bool
     uses_math: bool
     description: tuple[str, ...]
+    choice: ChoiceText | None = None
 
 
 def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:

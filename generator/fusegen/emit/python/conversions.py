@@ -10,6 +10,7 @@ from ...ir.names import plain
 from ...ir.plan import Conversion, Form, ModulePlan
 from ...ir.quantization import AmaxSource, QuantizationSpec, Rounding
 from ..text.escape import docstring
+from .choice import ChoiceText
 from .states import RecordText, StateText, declarations, record_texts, state_texts
 from .words import ProgramText, program_text
 
@@ -56,6 +57,7 @@ class QuantizeContext:
         no_gradients: what that returns after the gradient of x.
         tolerance: of a tensor against what its copies stand for.
         description: what ``describe()`` returns, line by line.
+        choice: the bundles that calls may go to, in a fat bundle.
     """
 
     cell: str
@@ -85,6 +87,7 @@ class QuantizeContext:
     no_gradients: str
     tolerance: float
     description: tuple[str, ...]
+    choice: ChoiceText | None = None
 
 
 def quantize_context(plan: ModulePlan, description: tuple[str, ...]) -> QuantizeContext:

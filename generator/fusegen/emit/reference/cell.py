@@ -212,7 +212,8 @@ def _constants(plan: ModulePlan) -> Iterator[str]:
         layout = plan.layout
         yield (
             f"LAYOUT = quantized.Layout(transposed={layout.transposed},"
-            f" align={layout.token_alignment}, pitch={layout.pitch})"
+            f" align={layout.token_alignment}, pitch={layout.pitch}"
+            f"{', atoms=True' if layout.scale_atoms else ''})"
         )
 
 

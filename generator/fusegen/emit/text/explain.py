@@ -276,7 +276,7 @@ def saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:
 
 
 def _dispatch(kernels: KernelSet) -> Iterator[str]:
-    yield f"  {kernels.name}"
+    yield f"  {kernels.name}{'' if kernels.measured else ', from a model, not measured'}"
     for when, *candidates in rule_rows(kernels):
         if len(candidates) == 1:
             yield f"    {when}: {candidates[0]}"

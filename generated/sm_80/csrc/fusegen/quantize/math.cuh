@@ -22,6 +22,16 @@
 
 namespace fusegen {
 
+// Whether E2M1 and E8M0 have conversions in hardware, which are tied to an architecture or its family.
+// They give what the software below gives, NaN and infinities included. Random bits are never the
+// hardware's: a recipe says where they come from.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && \
+    (defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__))
+#define FUSEGEN_NATIVE_CONVERSIONS 1
+#else
+#define FUSEGEN_NATIVE_CONVERSIONS 0
+#endif
+
 // ---- formats
 
 // Sign, exponent, mantissa. `kLargest` is the code of the largest finite value; codes that follow
@@ -212,13 +222,40 @@ FUSEGEN_INLINE uint32_t nearest_e2m1_term(float magnitude) {
 
 // Codes of `Count` magnitudes, the first in the lowest bits; bits above them may be any.
 template <int Count>
-FUSEGEN_INLINE uint32_t nearest_e2m1(const float* magnitudes) {
+FUSEGEN_INLINE uint32_t nearest_e2m1_in_software(const float* magnitudes) {
   static_assert(Count <= 8);
   constexpr uint32_t kAll = 0xFFFFFFFFu >> (32 - 4 * Count), kOnes = 0x11111111u & kAll;
   uint32_t sum = 0;
 FUSEGEN_UNROLL
   for (int i = Count - 1; i >= 0; --i) sum = sum * 16 + nearest_e2m1_term(magnitudes[i]);
   return sum - (kE2M1Surplus * kOnes & kAll);
+}
+
+#if FUSEGEN_NATIVE_CONVERSIONS
+// Of 8 magnitudes; NaN becomes the largest value.
+__device__ __forceinline__ uint32_t nearest_e2m1_in_hardware(const float* magnitudes) {
+  uint32_t codes;
+  asm("{\n"
+      ".reg .b8 a, b, c, d;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
+      "mov.b32 %0, {a, b, c, d};\n"
+      "}"
+      : "=r"(codes)
+      : "f"(magnitudes[0]), "f"(magnitudes[1]), "f"(magnitudes[2]), "f"(magnitudes[3]), "f"(magnitudes[4]),
+        "f"(magnitudes[5]), "f"(magnitudes[6]), "f"(magnitudes[7]));
+  return codes;
+}
+#endif
+
+template <int Count>
+FUSEGEN_INLINE uint32_t nearest_e2m1(const float* magnitudes) {
+#if FUSEGEN_NATIVE_CONVERSIONS
+  if constexpr (Count == 8) return nearest_e2m1_in_hardware(magnitudes);
+#endif
+  return nearest_e2m1_in_software<Count>(magnitudes);
 }
 
 // Rounds up with the probability of the position between two codes, to 1 / 256: a uniform part of
@@ -304,7 +341,7 @@ FUSEGEN_INLINE float delayed_scale(float amax, float old_scale, float max, int m
 
 // Biased exponent of v, plus one where a mantissa bit is set. 0xFE is the last finite code; a
 // subnormal of mantissa up to 2^-127 takes code 0, the scale 2^-127.
-FUSEGEN_INLINE uint32_t e8m0_round_up(float v) {
+FUSEGEN_INLINE uint32_t e8m0_round_up_in_software(float v) {
   const uint32_t bits = bits_of(v) & 0x7FFFFFFFu;
   if (bits > kInfinityBits) return 0xFF;
   const uint32_t exponent = bits >> 23;
@@ -312,6 +349,22 @@ FUSEGEN_INLINE uint32_t e8m0_round_up(float v) {
   if (exponent >= 0xFE) return 0xFE;
   const bool raise = mantissa != 0 && !(exponent == 0 && mantissa <= 0x400000u);
   return exponent + raise;
+}
+
+#if FUSEGEN_NATIVE_CONVERSIONS
+__device__ __forceinline__ uint32_t e8m0_round_up_in_hardware(float v) {
+  uint16_t codes;
+  asm("cvt.rp.satfinite.ue8m0x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(fabsf(v)));
+  return codes;
+}
+#endif
+
+FUSEGEN_INLINE uint32_t e8m0_round_up(float v) {
+#if FUSEGEN_NATIVE_CONVERSIONS
+  return e8m0_round_up_in_hardware(v);
+#else
+  return e8m0_round_up_in_software(v);
+#endif
 }
 
 // The OCP rule: the exponent of amax less that of the format's largest value; an infinite amax
@@ -327,6 +380,9 @@ FUSEGEN_INLINE uint32_t e8m0_round_down(float amax) {
 FUSEGEN_INLINE float e8m0_inverse(uint32_t e) {
   return float_of(e < 254 ? (254u - e) << 23 : 0x800000u >> (e - 253));
 }
+
+// The code of 1 / factor, of a power of two that is a normal number.
+FUSEGEN_INLINE uint32_t e8m0_of_inverse(float factor) { return 254u - (bits_of(factor) >> 23); }
 
 FUSEGEN_INLINE float e8m0_value(uint32_t e) {
   if (e == 0xFF) return float_of(kInfinityBits | 1u << 22);
@@ -438,3 +494,4 @@ FUSEGEN_UNROLL
 
 #undef FUSEGEN_INLINE
 #undef FUSEGEN_UNROLL
+#undef FUSEGEN_NATIVE_CONVERSIONS

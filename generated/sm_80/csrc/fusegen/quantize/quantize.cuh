@@ -31,7 +31,8 @@ class TileQuantizer : TileWriter<Config> {
   using Base::kWordRows;
   static constexpr int kBlock = Config::kBlock;
   static constexpr int kLanes = kBlock ? kBlock / kLaneColumns : 32;  // that share a row's scale
-  static constexpr Stored kPadding = Config::kRule == Rule::ratio ? 1 : 0;  // scale of no rows
+  // Scale of no rows.
+  static constexpr Stored kPadding = Config::kRule != Rule::ratio ? 0 : Scaling::kExponents ? 127 : 1;
   // Whether what follows from zeros, which values of no rows are, may be another scale.
   static constexpr bool kPads = Config::kRule == Rule::ratio;
 
@@ -87,6 +88,7 @@ class TileQuantizer : TileWriter<Config> {
     if constexpr (Scaling::kTokenMajor) {
       if (in_.rowwise.data != nullptr && token_major()) pad_token_scales();
     }
+    if constexpr (Config::kAtoms) pad_row_atoms();
     if constexpr (Config::kSquare) store_square(kPadding);
     if (in_.columnwise.data == nullptr) return;
     if constexpr (kBlock > 0 && !Config::kSquare) store_column_scales({});
@@ -253,6 +255,7 @@ class TileQuantizer : TileWriter<Config> {
   __device__ bool holds_rows() const { return !past() && has_rows(); }
 
   __device__ void store_square(Stored stored) {
+    if constexpr (Config::kAtoms) return store_square_atoms(stored);
     if (lane_ % kLanes != 0 || !in_columns() || !stores_block()) return;
     const int64_t at =
         block_of<kBlock>(groups_, slice()) * blocks(columns_, kBlock) + column_ / kBlock;
@@ -275,6 +278,8 @@ class TileQuantizer : TileWriter<Config> {
         quantize_rows(rows);
       } else if constexpr (Scaling::kTokenMajor) {
         if (token_major()) pad_token_scales();
+      } else if constexpr (Config::kAtoms) {
+        pad_row_atoms();
       }
     }
     if (in_.columnwise.data != nullptr) quantize_columns(columns);
@@ -283,7 +288,10 @@ class TileQuantizer : TileWriter<Config> {
   // ---- both copies of the same values: each is read once
 
   __device__ __forceinline__ void quantize_together(const Scaler<Config>& rows, const Scaler<Config>& columns) {
-    if (!has_rows()) return pad_columns();
+    if (!has_rows()) {
+      if constexpr (Config::kAtoms) pad_row_atoms();
+      return pad_columns();
+    }
     Scale scales[kLaneColumns];
     scale_column_blocks(scales, columns);
     store_column_scales(scales);
@@ -360,6 +368,7 @@ class TileQuantizer : TileWriter<Config> {
   // Of neighbouring rows of the slice, the first of them `row`; places have padding, too.
   template <int Count>
   __device__ void store_row_scales(int row, uint32_t block, const Stored (&stored)[Count]) {
+    if constexpr (Config::kAtoms) return store_row_atoms(row, int32_t(block), stored);
     const uint32_t across = blocks(columns_, kBlock);
     if (block >= across) return;  // a lane may own a row but no column
     auto* to = static_cast<Stored*>(in_.rowwise.scale);
@@ -504,6 +513,7 @@ class TileQuantizer : TileWriter<Config> {
   }
 
   __device__ void store_column_scales(const Scale (&scales)[kLaneColumns]) {
+    if constexpr (Config::kAtoms) return store_column_atoms([&](int c) { return scales[c].stored; });
     if (!in_columns() || !stores_block()) return;
     Stored* to = static_cast<Stored*>(in_.columnwise.scale) +
                  block_of<kBlock>(groups_, slice()) * columns_ + column_;
@@ -520,6 +530,74 @@ class TileQuantizer : TileWriter<Config> {
     } else {
       *reinterpret_cast<uchar4*>(to) = make_uchar4(a, b, c, d);
     }
+  }
+
+  // ---- scales in atoms, of which a tile has whole ones: see quantize/scale_atoms.cuh
+
+  static constexpr int kAtomBlock = Scaling::kAtomBlock;
+  static constexpr int kAlike = Config::kAtoms ? kBlock / kAtomBlock : 1;  // bytes of a scale
+
+  // Tiles past all groups may have no place there.
+  __device__ bool owns_atoms() const { return this->tile_ < atom_row_blocks(groups_); }
+
+  __device__ static void store_alike(uint8_t* to, Stored stored) {
+    static_assert(kAlike == 1 || kAlike == 2 || kAlike == 4);
+    if constexpr (kAlike == 1) *to = stored;
+    if constexpr (kAlike == 2) *reinterpret_cast<uint16_t*>(to) = uint16_t(stored * 0x0101u);
+    if constexpr (kAlike == 4) *reinterpret_cast<uint32_t*>(to) = stored * 0x01010101u;
+  }
+
+  // Where a row of the slice has the byte of a block.
+  __device__ uint8_t* row_atom(int row, int32_t byte, int32_t atoms) const {
+    const int64_t line = int64_t(this->tile_) * kAtomRows + warp_ * kWarpRows + row;
+    return static_cast<uint8_t*>(in_.rowwise.scale) + atom_place(line, byte, atoms);
+  }
+
+  // Of neighbouring rows of the slice; padding is 0.
+  template <int Count>
+  __device__ void store_row_atoms(int row, int32_t block, const Stored (&stored)[Count]) {
+    const int32_t atoms = atoms_along(columns_, kAtomBlock);
+    if (block * kAlike >= atoms * kAtomBlocks || !owns_atoms()) return;
+    const bool none = past() || block >= blocks(columns_, kBlock);
+    const int exist = none ? 0 : slice().rows() - row;
+    uint8_t* to = row_atom(row, block * kAlike, atoms);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) store_alike(to + i * kAtomRowBytes, i < exist ? stored[i] : Stored(0));
+  }
+
+  // Of a warp without rows.
+  __device__ void pad_row_atoms() {
+    constexpr int kWords = kTileColumns / (kAtomBlocks * kAtomBlock);  // of a row
+    const int32_t atoms = atoms_along(columns_, kAtomBlock);
+    const int32_t first = first_column_ / (kAtomBlocks * kAtomBlock) + lane_ / kWarpRows;
+    if (in_.rowwise.data == nullptr || !owns_atoms()) return;
+    if (first >= atoms || lane_ / kWarpRows >= kWords) return;
+    *reinterpret_cast<uint32_t*>(row_atom(lane_ % kWarpRows, first * kAtomBlocks, atoms)) = 0;
+  }
+
+  // Lanes that share a block share its rows.
+  __device__ void store_square_atoms(Stored stored) {
+    const Stored one[1] = {stored};
+    if (in_.rowwise.scale != nullptr) {
+#pragma unroll
+      for (int row = lane_ % kLanes; row < kWarpRows; row += kLanes) store_row_atoms(row, column_ / kBlock, one);
+    }
+    if (in_.columnwise.scale != nullptr) store_column_atoms([&](int) { return stored; });
+  }
+
+  // Of the lane's columns, by the first of the warps that share a block of rows.
+  template <class StoredOf>
+  __device__ void store_column_atoms(StoredOf stored_of) {
+    if (slice().row % kBlock != 0 || !owns_atoms()) return;
+    const int32_t atoms = atoms_along_rows(groups_, kAtomBlock);
+    const int32_t byte = place_of(groups_, slice(), kAtomSpace) / kAtomBlock;
+    const int32_t row_blocks = blocks(columns_, kAtomRows);
+    if (byte >= atoms * kAtomBlocks || column_ >= row_blocks * kAtomRows) return;
+    const int64_t matrix = groups_.ragged() ? 0 : int64_t(slice().group) * row_blocks * atoms * kAtomBytes;
+    uint8_t* to = static_cast<uint8_t*>(in_.columnwise.scale) + matrix + atom_place(column_, byte, atoms);
+    const bool exist = holds_rows() && in_columns();
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) store_alike(to + c * kAtomRowBytes, exist ? stored_of(c) : Stored(0));
   }
 };
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "fusegen/launch/architecture.cuh"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/reduce/row.cuh"
 #include "fusegen/softmax/exponential.cuh"
@@ -66,8 +67,12 @@ static __global__ void __launch_bounds__(Team::kCta, Team::kCtasPerSm)
   store<Element>(y, values, Team::thread(), Team::kSize, int(in.columns) / kVector);
 }
 
+// The compiler wants more registers for sm_89 than two of these CTAs leave to a thread.
+template <class Team>
+inline constexpr int kLongRowCtas = kLeastArchitecture == 890 ? 1 : Team::kCtasPerSm;
+
 template <class Element, class Team>
-static __global__ void __launch_bounds__(Team::kCta, Team::kCtasPerSm)
+static __global__ void __launch_bounds__(Team::kCta, kLongRowCtas<Team>)
     rows_read_twice(const __grid_constant__ SoftmaxArguments in, int64_t rows) {
   __shared__ typename Team::Partial of_largest, of_sum;
   wait_for_previous_kernel();

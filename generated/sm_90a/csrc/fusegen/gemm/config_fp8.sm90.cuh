@@ -2,21 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
+#include "fusegen/gemm/config_fp8.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
 #include "fusegen/load/block_scales.sm90.cuh"
 #include "fusegen/mainloop/wgmma_fp8.sm90.cuh"
-#include "fusegen/visit/scales.cuh"
 
 namespace fusegen {
 
-// What a kernel is told of its scales.
 template <Gemm kind, Fp8Scaling scaling>
-using Scales = std::conditional_t<
-    scaling == Fp8Scaling::block, BlockScales<kind>,
-    std::conditional_t<scaling == Fp8Scaling::row, RowAndColumnScales<kind>, TensorScales>>;
+using Scales = Fp8Scales<kind, scaling, BlockScales<kind>>;
 
 // Only wgrad sorts its groups; without that order the barriers and tile records fit into 1 KiB.
 template <Gemm kind>
@@ -45,31 +41,12 @@ struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Co
                 "one warpgroup adds up while the other one's MMAs run");
 };
 
-// Rows and columns of an operand that share a scale; 0: all of them.
-template <Gemm kind, Fp8Scaling scaling>
-struct ScaleBlocks {
-  static constexpr bool kBlocks = scaling == Fp8Scaling::block;
-  static constexpr int kRowsA = scaling == Fp8Scaling::tensor ? 0 : 1;
-  static constexpr int kRowsB = kBlocks && kind != Gemm::wgrad ? kScaleBlock : kRowsA;
-  static constexpr int kColumns = kBlocks ? kScaleBlock : 0;
-};
-
 // `agrees` of gemm/config.sm90.cuh, and the same of what FP8 operands add.
 template <class Stated, Gemm kind, Fp8Scaling scaling, class T, class Config>
 constexpr bool agrees_fp8() {
-  using Blocks = ScaleBlocks<kind, scaling>;
-  static_assert(agrees<Stated, T, Config>() && agrees_copies<Stated>());
-  static_assert(Stated::token_alignment == kTokenAlignment,
-                "token_alignment: unit against gemm_fp8.h");
+  static_assert(agrees<Stated, T, Config>());
+  static_assert(agrees_codes<Stated, kind, scaling, T::kPromotionInterval>());
   static_assert(Stated::scale_bytes == T::InStage::kBytes, "scale_bytes: unit against traits");
-  static_assert(Stated::promotion_interval == T::kPromotionInterval,
-                "promotion_interval: unit against traits");
-  static_assert(Stated::scale_rows_a == Blocks::kRowsA, "scale_rows_a: unit against ScaleBlocks");
-  static_assert(Stated::scale_rows_b == Blocks::kRowsB, "scale_rows_b: unit against ScaleBlocks");
-  static_assert(Stated::scale_columns_a == Blocks::kColumns,
-                "scale_columns_a: unit against ScaleBlocks");
-  static_assert(Stated::scale_columns_b == Blocks::kColumns,
-                "scale_columns_b: unit against ScaleBlocks");
   return true;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "fusegen/gemm/gemm.h"
-#include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/load/padded_tokens.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
@@ -29,11 +29,6 @@ struct PlainCoordinates {
     return {k, column, tile.group, 0};
   }
 };
-
-// A group's first token in the padded token space of gemm_fp8.h.
-__device__ inline int32_t padded_begin(const Tile& tile) {
-  return kTokenAlignment * (tile.begin / kTokenAlignment + tile.group);
-}
 
 // Codes, whose contraction is contiguous: along tokens those of transposed copies.
 template <Gemm kind>

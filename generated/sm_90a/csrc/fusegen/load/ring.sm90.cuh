@@ -86,4 +86,16 @@ struct TileRing {
   }
 };
 
+// Finds the CTA's tiles for all other warps, running ahead of them. One warp.
+template <class Source>
+__device__ void write_tiles(Source source, TileRing& ring, uint32_t lane) {
+  Cursor<TileRing::kSlots> record;
+  Tile tile;
+  do {
+    tile = source.next();
+    if (lane == 0) ring.write(record, tile);
+    __syncwarp();
+  } while (tile.group >= 0);
+}
+
 }  // namespace fusegen

@@ -72,8 +72,8 @@ struct TmaLoader {
   // A shared operand's boxes alternate between the two CTAs.
   __device__ void fill(CopyBarrier& full, uint8_t* stage, const Tile& tile, int32_t k,
                        const Boxes& boxes, uint32_t rank) const {
-    const bool share_a = tile.share == Share::a;
-    const bool share_b = tile.share == Share::b;
+    const bool share_a = T::kCluster > 1 && tile.share == Share::a;
+    const bool share_b = T::kCluster > 1 && tile.share == Share::b;
 #pragma unroll
     for (int box = 0; box < T::kBoxesA; ++box) {
       if (box >= boxes.a || (share_a && box % 2 != rank)) continue;

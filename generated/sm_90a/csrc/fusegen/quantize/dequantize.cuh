@@ -14,7 +14,7 @@
 namespace fusegen {
 
 template <class Format_, class Scaling_, bool transposed, class Output_ = __nv_bfloat16,
-          bool by_group = false>
+          bool by_group = false, bool atoms = false>
 struct DequantizeConfig {
   using Format = Format_;
   using Scaling = Scaling_;
@@ -25,7 +25,9 @@ struct DequantizeConfig {
   static constexpr int kBlock = kBlocks ? Scaling::kBlock : 8;
   static constexpr bool kTransposed = transposed;
   static constexpr bool kByGroup = by_group;  // square blocks of lines begin with their groups
+  static constexpr bool kAtoms = atoms;  // scales lie as scale_atoms.cuh says
   static_assert(!by_group || Scaling::kSquare);
+  static_assert(!atoms || (kScaled && !by_group), "scales of rows, wherever their groups begin");
 };
 
 namespace quantizing {
@@ -39,9 +41,12 @@ struct TransposeShared {
 
 template <class Scaling>
 __device__ __forceinline__ float scale_at(const void* scales, int64_t index) {
-  if constexpr (Scaling::kRule == Rule::ratio) return static_cast<const float*>(scales)[index];
-  const uint32_t code = static_cast<const uint8_t*>(scales)[index];
-  return Scaling::kRule == Rule::mx ? e8m0_value(code) : decode<E4M3>(code);
+  if constexpr (std::is_same_v<typename Scaling::Stored, float>) {
+    return static_cast<const float*>(scales)[index];
+  } else {
+    const uint32_t code = static_cast<const uint8_t*>(scales)[index];
+    return Scaling::kExponents ? e8m0_value(code) : decode<E4M3>(code);
+  }
 }
 
 // Eight codes, the first at element `at` of a line.
@@ -118,6 +123,18 @@ __device__ __forceinline__ int64_t scale_line(const DequantizeArguments& in, int
   return line / in.lines_per_scale + own.shift;
 }
 
+// Index of the scale of a line's element, of a matrix.
+template <class Config>
+__device__ __forceinline__ int64_t scale_index(const DequantizeArguments& in, int64_t line, int64_t at,
+                                               const LineGroup& own) {
+  if constexpr (Config::kAtoms) {
+    return atom_place(line + own.shift, at / Config::Scaling::kAtomBlock, in.scale_line);
+  } else {
+    return own.group * in.scale_group + scale_line<Config>(in, line, own) * in.scale_line +
+           at / Config::kBlock * in.scale_block;
+  }
+}
+
 // An octet of a line from element `at` on, decoded.
 template <class Config>
 __device__ __forceinline__ void decode_line(float (&values)[kOctet], const DequantizeArguments& in,
@@ -127,9 +144,7 @@ __device__ __forceinline__ void decode_line(float (&values)[kOctet], const Dequa
   float scale = 1.0f, whole = 1.0f;
   if constexpr (Config::kScaled) {
     scale = scale_at<typename Config::Scaling>(
-        in.scale, matrix * in.scale_matrix + own.group * in.scale_group +
-                      scale_line<Config>(in, line, own) * in.scale_line +
-                      at / Config::kBlock * in.scale_block);
+        in.scale, matrix * in.scale_matrix + scale_index<Config>(in, line, at, own));
     whole = in.amax == nullptr ? 1.0f : 1.0f / nvfp4_tensor_scale(in.amax[matrix + own.group]);
   }
   decode_octet<typename Config::Format>(values, codes, at, scale);
@@ -194,6 +209,7 @@ __device__ __forceinline__ int64_t first_scale_of(const DequantizeGroupsArgument
                                                   const RowGroups& groups, const Slice& tile,
                                                   int64_t first_column) {
   using Scaling = typename Config::Scaling;
+  if constexpr (Config::kAtoms) return 0;
   if constexpr (Scaling::kTensor) return tile.group;
   if constexpr (Scaling::kRow) return tile.group * in.columns + first_column;
   if constexpr (Scaling::kSquare) {
@@ -219,6 +235,14 @@ __device__ __forceinline__ int64_t scale_offset(const DequantizeGroupsArguments&
   return row / Config::kBlock * in.columns + column;
 }
 
+// Of one in atoms, from the first one on.
+template <class Scaling>
+__device__ __forceinline__ int64_t scale_atom(const DequantizeGroupsArguments& in, int64_t column,
+                                              int32_t place) {
+  const RowGroups groups{in.group_sizes, int32_t(in.rows), int32_t(in.groups)};
+  return atom_place(column, place / Scaling::kAtomBlock, atoms_along_rows(groups, Scaling::kAtomBlock));
+}
+
 // Rows `first` to `first` + 64 of a tile, transposed: zeros from row `rows` on. `codes` and
 // `first_scale` are the first column's.
 template <class Config>
@@ -235,7 +259,10 @@ __device__ __forceinline__ void decode_rows(TransposeShared& shared,
     float values[kOctet] = {};
     if (row < rows) {
       float scale = 1.0f;
-      if constexpr (Config::kScaled) {
+      if constexpr (Config::kAtoms) {
+        scale = scale_at<typename Config::Scaling>(
+            in.scale, scale_atom<typename Config::Scaling>(in, first_column + column, place + row));
+      } else if constexpr (Config::kScaled) {
         scale = scale_at<typename Config::Scaling>(
             in.scale, first_scale + scale_offset<Config>(in, row, column));
       }
@@ -295,6 +322,9 @@ static Status launch_dequantize(const DequantizeArguments& in, Stream& stream) {
     return {kInvalid, "lines: a multiple of 8"};
   }
   if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
+  if (Config::kAtoms && in.group_sizes != nullptr && in.row_align != kAtomRows) {
+    return {kInvalid, "row_align = 128 where scales lie in atoms"};
+  }
   if (in.lines_per_scale < 1) return {kInvalid, "lines_per_scale >= 1"};
   if (in.matrices == 0 || in.lines == 0 || in.length == 0) return {};
   constexpr int64_t kTile = quantizing::kDecodeTile;
@@ -313,6 +343,9 @@ static Status launch_dequantize_groups(const DequantizeGroupsArguments& in, Stre
   if (Status status = quantizing::check_rows(in); !status.ok()) return status;
   if (!quantizing::is_alignment(in.row_align) || in.row_align < quantizing::kDecodedRows<Config>) {
     return {kInvalid, "row_align: a power of two from 32 rows, or one block's, to 128"};
+  }
+  if (Config::kAtoms && in.row_align != kAtomRows) {
+    return {kInvalid, "row_align = 128 where scales lie in atoms"};
   }
   if (in.pitch % kPitch != 0) return {kInvalid, "pitch % 16 = 0"};
   return quantizing::launch_tiles<quantizing::kDecodeTile>(

@@ -36,7 +36,7 @@ struct Control {
 };
 
 // The calling thread's view. `shared` is all of the CTA's shared memory, 1024-byte aligned.
-template <class T>
+template <class T, template <class> class ControlOf = Control>
 struct Cta {
   uint8_t* shared;  // stages first
   uint32_t warp, lane;
@@ -50,9 +50,9 @@ struct Cta {
 
   __device__ uint8_t* buffers() const { return shared + T::kBuffersAt; }
 
-  __device__ Control<T>& control() const {
-    static_assert(sizeof(Control<T>) <= T::kControlBytes);
-    return *reinterpret_cast<Control<T>*>(shared + T::kControlAt);
+  __device__ ControlOf<T>& control() const {
+    static_assert(sizeof(ControlOf<T>) <= T::kControlBytes);
+    return *reinterpret_cast<ControlOf<T>*>(shared + T::kControlAt);
   }
 
   __device__ typename T::Walk walk(const Shape& shape) const {

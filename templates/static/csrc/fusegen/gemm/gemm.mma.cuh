@@ -40,8 +40,9 @@ struct MmaResult {
 
 // One CTA of a kernel.
 template <Gemm kind, class Element, Store store, class T, class Config, class Visits, class Change>
-__device__ void run_mma_cta(const MmaOperands& in, const MmaResult<Change>& result,
-                            const Visits visits, const Shape& shape) {
+__device__ void run_mma_cta(const typename T::Operands& in, const MmaResult<Change>& result,
+                            const Visits visits, const Shape& shape,
+                            const typename T::WarpSums& add_up = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Mainloop = MmaMainloop<kind, Config, T>;
   using Sink = PlainSink<Element, store, kind != Gemm::wgrad, T::kWarpColumns, Change>;
@@ -81,9 +82,10 @@ __device__ void run_mma_cta(const MmaOperands& in, const MmaResult<Change>& resu
     find_tile(tiles[slot ^ 1]);
     const Place place{warp_row, tile.column + warp_column};
     using Values = Fragment<T::kWarpColumns, Mainloop::kRowBlocks>;
-    typename Mainloop::Sums sums = {};
-    const Values fragment{sums, lane};
+    typename Mainloop::Accumulators totals = {};
+    const Values fragment{totals, lane};
     auto visitors = visits.template begin<Values>(tile, place, columns, lane);
+    auto sums = add_up.template begin<Config>(fragment, tile, place, columns);
     const bool exists = warp_row < tile.rows && place.column < columns;
     sink.start(tile, place);
     mainloop.run(sums, tile, tiles[slot ^ 1], copies, exists);

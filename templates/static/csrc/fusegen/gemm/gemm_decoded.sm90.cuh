@@ -36,7 +36,7 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;
-  Status status = encode_operands<kind, __nv_bfloat16, Result, T, Config>(gemm, &a, &b, &d);
+  Status status = encode_operands<kind, __nv_bfloat16, Result, T>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
   status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);

@@ -1,4 +1,4 @@
-// Host side of gemm/gemm_fp8.sm90.cuh: descriptors, scales and launch.
+// Host side of gemm/gemm_fp8.sm90.cuh: scales and launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,29 +6,15 @@
 #include <atomic>
 #include <cstdint>
 
+#include "fusegen/gemm/arguments_fp8.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
 #include "fusegen/gemm/gemm_fp8.sm90.cuh"
-#include "fusegen/gemm/launch.sm90.cuh"
+#include "fusegen/gemm/operands_fp8.sm90.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
 #include "fusegen/common/status.h"
 #include "fusegen/launch/stream.h"
 
 namespace fusegen {
-
-// Rows of codes, `pitch` bytes apart.
-inline Status encode_codes(CUtensorMap* map, const void* base, int64_t rows, int64_t columns,
-                           int64_t pitch, int box_rows) {
-  return encode_tensor<uint8_t, 2>(map, base, {cuuint64_t(columns), cuuint64_t(rows)},
-                                   {cuuint64_t(pitch)}, {kScaleBlock, cuuint32_t(box_rows)});
-}
-
-inline Status encode_code_matrices(CUtensorMap* map, const void* base, int64_t count, int64_t rows,
-                                   int64_t columns, int64_t pitch, int box_rows) {
-  return encode_tensor<uint8_t, 3>(
-      map, base, {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(count)},
-      {cuuint64_t(pitch), cuuint64_t(pitch) * cuuint64_t(rows)},
-      {kScaleBlock, cuuint32_t(box_rows), 1});
-}
 
 // Block scales: one box is `width` scales of one block along the contraction.
 inline Status encode_scales(CUtensorMap* map, const float* base, int64_t block_count,
@@ -38,37 +24,11 @@ inline Status encode_scales(CUtensorMap* map, const float* base, int64_t block_c
                                  CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
-template <Gemm kind, class Result, class T>
-Status encode_fp8_operands(const Fp8GemmArguments& in, CUtensorMap* a, CUtensorMap* b,
-                           CUtensorMap* d) {
-  const GemmArguments& g = in.gemm;
-  if constexpr (kind == Gemm::wgrad) {
-    const int64_t k = stored_tokens(g);
-    Status status = encode_codes(a, g.a, g.n, k, in.pitch_a, 64);
-    if (status.ok()) status = encode_codes(b, g.b, g.k, k, in.pitch_b, T::kBoxWidthB);
-    if (!status.ok()) return status;
-    return encode_matrices<Result>(d, g.d, g.groups, g.n, g.k, kChunkRows,
-                                   kStoreColumns<Result>);
-  } else {
-    const int64_t columns = kind == Gemm::fprop ? g.n : g.k;
-    const int64_t k = kind == Gemm::fprop ? g.k : g.n;
-    Status status = encode_codes(a, g.a, g.tokens, k, in.pitch_a, 64);
-    if (status.ok()) {
-      status =
-          encode_code_matrices(b, g.b, g.groups, columns, k, in.pitch_b, T::kBoxWidthB);
-    }
-    if (!status.ok()) return status;
-    return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
-  }
-}
-
 template <Gemm kind, Fp8Scaling scaling, class Config>
 Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
   const GemmArguments& g = in.gemm;
-  if constexpr (scaling == Fp8Scaling::tensor) {
-    *out = {in.scale_a, in.scale_b, in.scale_a_per_group, in.scale_b_per_group};
-  } else if constexpr (scaling == Fp8Scaling::row) {
-    *out = {in.scale_a, in.scale_b, int32_t(g.n)};
+  if constexpr (scaling != Fp8Scaling::block) {
+    set_scales<kind>(in, out);
   } else if constexpr (kind == Gemm::wgrad) {
     const int64_t count = stored_scale_blocks(g);
     Status status = encode_scales(&out->a, in.scale_a, count, g.n, Config::tile_m);
@@ -82,25 +42,6 @@ Status make_scales(const Fp8GemmArguments& in, Scales<kind, scaling>* out) {
     return encode_scales(&out->a, in.scale_a, blocks(k, kScaleBlock),
                          padded_tokens(g.tokens, g.groups), Config::tile_m);
   }
-  return {};
-}
-
-template <Gemm kind>
-Status check_fp8_arguments(const Fp8GemmArguments& in) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  const GemmArguments& g = in.gemm;
-  if (Status status = check_arguments(g); !status.ok()) return status;
-  const int64_t k = kind == Gemm::fprop   ? g.k
-                        : kind == Gemm::dgrad ? g.n
-                                              : stored_tokens(g);
-  if (in.pitch_a < k || in.pitch_a % kPitch != 0) {
-    return {kInvalid, "pitch_a: a multiple of 16, at least the contraction"};
-  }
-  if (in.pitch_b < k || in.pitch_b % kPitch != 0) {
-    return {kInvalid, "pitch_b: a multiple of 16, at least the contraction"};
-  }
-  const bool has_scales = in.scale_a != nullptr && in.scale_b != nullptr;
-  if (g.tokens > 0 && !has_scales) return {kInvalid, "scale_a and scale_b"};
   return {};
 }
 

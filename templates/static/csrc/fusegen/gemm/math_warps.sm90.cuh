@@ -2,21 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
 #include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
+#include "fusegen/gemm/result_sink.sm90.cuh"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/mainloop/stages.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
-#include "fusegen/sink/add.sm90.cuh"
-#include "fusegen/sink/aux_store.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
-#include "fusegen/sink/loaded.sm90.cuh"
 #include "fusegen/sink/store_fragment.cuh"
-#include "fusegen/sink/tma_store.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
@@ -72,14 +68,7 @@ template <class T, class Result, class Mainloop, class Visits, class Change>
 struct MathWarp {
   using Sums = typename Mainloop::Sums;
   using Values = typename Sums::Values;
-  static constexpr Write kWrite = T::kKind == Gemm::wgrad ? Write::matrix : Write::rows;
-  static constexpr Write kStores = adds(T::kStore) ? Write::add : kWrite;
-  using Alone = TmaStore<Result, kStores, T::kBuffers, Change>;
-  using Unary = std::conditional_t<has_aux(T::kStore), AuxStore<Result, T::kBuffers, Change>, Alone>;
-  using Stores = std::conditional_t<Change::kLoads, LoadedSink<Result, Values, T::kBuffers, Change>,
-                                    Unary>;
-  using Sink = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
-  static_assert(Change::kLoads == (T::kStore == Store::binary), "barriers are those of the store");
+  using Sink = ResultSink<T, Result, Values, Change>;
 
   Visits visits;
   int32_t columns;    // of the result
@@ -102,7 +91,7 @@ struct MathWarp {
         lane(cta.lane),
         mainloop(StageReader<T>(cta.shared, cta.control().stages, first_row, cta.lane), arguments,
                  cta.shared, uint32_t(row) + cta.lane / 4),
-        sink(sink_of(cta, map, epilogue, columns, row, part * 4 + warp)),
+        sink(result_sink<T, Result, Values>(cta, map, epilogue, columns, row, part * 4 + warp)),
         turns(cta.control().turn, part, cta.lane) {}
 
   __device__ void run(const TileRing& ring) {
@@ -118,22 +107,6 @@ struct MathWarp {
   }
 
  private:
-  __device__ static Sink sink_of(const Cta<T>& cta, const CUtensorMap* map,
-                                 const Epilogue<Change, T::kStore>& epilogue, int32_t columns,
-                                 int32_t row, uint32_t index) {
-    const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
-    CopyBarrier* const loaded = cta.control().loaded[index];
-    if constexpr (adds(T::kStore)) {
-      return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
-    } else if constexpr (Change::kLoads) {
-      return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};
-    } else if constexpr (has_aux(T::kStore)) {
-      return {{map, ring, cta.lane, epilogue.change}, epilogue.asked ? &epilogue.aux : nullptr};
-    } else {
-      return {map, ring, cta.lane, epilogue.change};
-    }
-  }
-
   __device__ void compute(const Tile& tile) {
     const int32_t rows = tile.rows - first_row;
     // Known before visitors begin, which ask for tile.k, too: the compiler would otherwise write

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "fusegen/gemm/gemm_fp8.h"
-#include "fusegen/load/coordinates.sm90.cuh"
+#include "fusegen/load/padded_tokens.cuh"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
@@ -34,11 +34,6 @@ struct StageScales {
   static constexpr int kBytes = kBytesA + kBytesB;
   static_assert(kBytesA % 128 == 0 && kBytesB % 128 == 0, "TMA writes at multiples of 128 bytes");
 };
-
-// The row of the scales of a group's first block of tokens.
-__device__ inline int32_t first_scale_block(const Tile& tile) {
-  return tile.begin / kScaleBlock + tile.group;
-}
 
 // Loads those of a stage, for this CTA alone.
 template <Gemm kind, class InStage>

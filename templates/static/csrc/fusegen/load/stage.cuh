@@ -6,15 +6,17 @@
 
 namespace fusegen {
 
+inline constexpr int kChunkBits = 128;
+
 // K: K is contiguous in memory. MN: rows (of A) or columns (of B) are.
 enum class StageMajor { K, MN };
 
-// `Extent` rows or columns by `K`, of 16 bits each.
-template <StageMajor major, int Extent, int K>
+// `Extent` rows or columns by `K`, of `Bits` each.
+template <StageMajor major, int Extent, int K, int Bits>
 struct StageLayout {
   static constexpr StageMajor kMajor = major;
-  static constexpr int kK = K;
-  static constexpr int kChunkElements = 8;
+  static constexpr int kBits = Bits;
+  static constexpr int kChunkElements = kChunkBits / Bits;
   static constexpr int kLines = major == StageMajor::K ? Extent : K;
   static constexpr int kChunks = (major == StageMajor::K ? K : Extent) / kChunkElements;
   static constexpr int kLineBytes = kChunks * 16;

@@ -1,20 +1,19 @@
-// Stages through mma.sync (m16n8k16) into the sums of one warp.
+// Stages through mma.sync into the sums of one warp: see mainloop/running_sums.mma.cuh.
 //
-// Every warp multiplies its own part of the tile. Operands of the next k16 step come into registers
+// Every warp multiplies its own part of the tile. Operands are bytes: a step is 32 of them along the
+// contraction, which ldmatrix reads as 16 of 16 bits. Those of the next step come into registers
 // while this one's MMAs run, across the end of a stage, too; stages are kStages - 1 steps ahead, and
 // where a tile has none left those of the next tile come, so that they are on their way while
 // results are stored. Each step has one barrier: before it all have read the stage that is filled
 // after it.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 #include "fusegen/gemm/config.mma.cuh"
 #include "fusegen/load/cp_async.mma.cuh"
+#include "fusegen/load/stage.cuh"
+#include "fusegen/mainloop/warp_mma.mma.cuh"
 
 namespace fusegen {
 
@@ -34,23 +33,6 @@ __device__ void load_matrices(uint32_t (&out)[4], uint32_t address) {
   }
 }
 
-// d += a b: 16x16 by 16x8.
-template <class Element>
-__device__ void multiply_add(float* d, const uint32_t (&a)[4], const uint32_t* b) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  } else {
-    static_assert(std::is_same_v<Element, __half>);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
-}
-
 enum class Operand { A, B };
 
 // One warp's part of an operand's stage: `Blocks` of 16 rows of A or columns of B.
@@ -58,27 +40,27 @@ template <Operand operand, class Layout, int Blocks>
 class WarpOperand {
   static constexpr bool kTransposed = Layout::kMajor == StageMajor::MN;
   static constexpr uint32_t kSixteenLines = 16 * Layout::kLineBytes;
-  static constexpr uint32_t kSixteenAcross = 16 * sizeof(uint16_t);
   static_assert((Blocks & (Blocks - 1)) == 0, "steps across are exclusive ors");
+  static_assert(!kTransposed || Layout::kBits == 16, "ldmatrix transposes 16 bits");
 
  public:
-  // `first`: the warp's first row or column in the tile. MMAs take the four matrices of 16 x 16 as
-  // registers in this order: of A the two of K's first half first, of B the two of one half of the
-  // columns.
+  // `first`: the warp's first row or column in the tile. MMAs take the four matrices of 16 by 32
+  // bytes as registers in this order: of A the two of K's first half first, of B the two of one half
+  // of the columns.
   __device__ WarpOperand(uint32_t first, uint32_t lane) {
     const uint32_t extent = first + (operand == Operand::A ? lane / 8 % 2 : lane / 16) * 8;
-    const uint32_t k = (operand == Operand::A ? lane / 16 : lane / 8 % 2) * 8;
-    at_ = kTransposed ? Layout::offset(k + lane % 8, extent / 8)
-                      : Layout::offset(extent + lane % 8, k / 8);
+    const uint32_t half = operand == Operand::A ? lane / 16 : lane / 8 % 2;  // of K
+    at_ = kTransposed ? Layout::offset(half * 8 + lane % 8, extent / 8)
+                      : Layout::offset(extent + lane % 8, half);
   }
 
-  // Registers of k16 step `step`. The permutation repeats every eight lines, and a step across
+  // Registers of step `step`. The permutation repeats every eight lines, and a step across
   // changes bits of the chunk that `first` leaves zero.
   __device__ void load(uint32_t (&out)[Blocks][4], uint32_t stage, int step) const {
 #pragma unroll
     for (int block = 0; block < Blocks; ++block) {
       const uint32_t lines = (kTransposed ? step : block) * kSixteenLines;
-      const uint32_t across = (kTransposed ? block : step) * kSixteenAcross;
+      const uint32_t across = (kTransposed ? block : step) * kStepBytes;
       load_matrices<kTransposed>(out[block], stage + (at_ ^ across) + lines);
     }
   }
@@ -91,14 +73,15 @@ template <Gemm kind, class Config, class T>
 class MmaMainloop {
  public:
   static constexpr int kRowBlocks = T::kWarpRows / 16;
-  using Sums = float[kRowBlocks][T::kWarpColumns / 2];  // as a Fragment has them
+  using Accumulators = float[kRowBlocks][T::kWarpColumns / 2];  // as a Fragment has them
 
   // `row` and `column`: the warp's first in the tile.
   __device__ MmaMainloop(uint32_t stages, uint32_t row, uint32_t column, uint32_t lane)
-      : stages_(stages), a_(row, lane), b_(column, lane) {}
+      : stages_(stages), a_(row, lane), b_(column, lane), scales_(row, column, lane) {}
 
   // The contraction of a tile, of whose first kStages - 1 stages copies are under way, and the
   // copies of as many of the tile after it. A warp that `multiplies` nothing takes part in those.
+  template <class Sums>
   __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
                       CopyRing<kind, Config, T>& copies, bool multiplies) {
     if (multiplies) {
@@ -110,18 +93,23 @@ class MmaMainloop {
 
  private:
   static constexpr int kColumnPairs = T::kWarpColumns / 16;  // of 8 columns each
-  static constexpr int kSteps = Config::tile_k / 16;
+  static constexpr int kSteps = T::kDepthBytes / kStepBytes;
   static constexpr int kAhead = T::kStages - 1;
+
+  using Scales = typename T::Scales;
+  using ScaleWords = typename Scales::template Words<T>;
 
   struct Registers {
     uint32_t a[kRowBlocks][4], b[kColumnPairs][4];
+    typename ScaleWords::Registers scales;
   };
 
-  template <bool Multiplies>
+  template <bool Multiplies, class Sums>
   __device__ void run(Sums& sums, const Tile& tile, const Tile& next,
                       CopyRing<kind, Config, T>& copies) {
     const int32_t count = (tile.k + Config::tile_k - 1) / Config::tile_k;
     const int32_t own = max(count - kAhead, 0);  // steps that have copies of this tile left
+    scales_.start();
     if (count > 0) enter_stage<Multiplies>();
     int32_t stage = 0;
     for (; stage < own; ++stage) {
@@ -145,10 +133,11 @@ class MmaMainloop {
   __device__ void load(int step) {
     a_.load(registers_[step % 2].a, stages_ + at_, step);
     b_.load(registers_[step % 2].b, stages_ + at_ + T::A::kBytes, step);
+    scales_.load(registers_[step % 2].scales, stages_ + at_ + T::kScalesAt, step);
   }
 
   // One stage, whose first step is in registers; on return that of the next stage is, if any.
-  template <bool Multiplies, bool MayEnd, class Copy>
+  template <bool Multiplies, bool MayEnd, class Sums, class Copy>
   __device__ void multiply_stage(Sums& sums, bool goes_on, Copy copy) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -156,22 +145,25 @@ class MmaMainloop {
         if constexpr (Multiplies) load(step + 1);
       } else {
         at_ = at_ == (T::kStages - 1) * T::kStageBytes ? 0 : at_ + T::kStageBytes;
+        scales_.advance();
         if (!MayEnd || goes_on) enter_stage<Multiplies>();
       }
       if (step == 0) copy();
-      if constexpr (Multiplies) multiply_step(sums, registers_[step % 2]);
+      if constexpr (Multiplies) multiply_step(sums.accumulators(), registers_[step % 2]);
     }
+    if constexpr (Multiplies) sums.end_stage(MayEnd && !goes_on);
   }
 
   // Column blocks go to and fro, so that neighbouring MMAs share registers.
-  __device__ void multiply_step(Sums& sums, const Registers& in) {
+  __device__ void multiply_step(Accumulators& sums, const Registers& in) {
 #pragma unroll
     for (int row = 0; row < kRowBlocks; ++row) {
 #pragma unroll
       for (int i = 0; i < kColumnPairs * 2; ++i) {
         const int column = row % 2 == 0 ? i : kColumnPairs * 2 - 1 - i;
-        multiply_add<typename T::Element>(&sums[row][column * 4], in.a[row],
-                                          &in.b[column / 2][column % 2 * 2]);
+        Scales::template multiply_add<typename T::Mma>(&sums[row][column * 4], in.a[row],
+                                                       &in.b[column / 2][column % 2 * 2], in.scales, row,
+                                                       column);
       }
     }
   }
@@ -180,6 +172,7 @@ class MmaMainloop {
   uint32_t at_ = 0;  // the stage that is read
   WarpOperand<Operand::A, typename T::A, kRowBlocks> a_;
   WarpOperand<Operand::B, typename T::B, kColumnPairs> b_;
+  ScaleWords scales_;
   Registers registers_[2];
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fusegen/quantize/quantize.h"
+#include "fusegen/quantize/scale_atoms.cuh"
 #include "fusegen/quantize/tile.cuh"
 
 namespace fusegen {
@@ -23,13 +24,17 @@ struct Scaling {
   using StoredFormat = StoredFormat_;
   using Stored = std::conditional_t<std::is_same_v<StoredFormat, float>, float, uint8_t>;
   static constexpr Rule kRule = rule;
+  static constexpr bool kExponents = std::is_same_v<StoredFormat, E8M0>;
   static constexpr bool kTensor = rows == kWhole && columns == kWhole;
   static constexpr bool kRow = rows == 1 && columns == kWhole;
   static constexpr bool kSquare = !kTensor && rows == columns;
   static constexpr int kRows = rows;      // 0: all
   static constexpr int kBlock = columns;  // 0: not in blocks
   // Scales of a row's blocks may lie token by token: see QuantizeArguments::token_pitch.
-  static constexpr bool kTokenMajor = rows == 1 && columns != kWhole && rule == Rule::ratio;
+  static constexpr bool kTokenMajor =
+      rows == 1 && columns != kWhole && std::is_same_v<StoredFormat, float>;
+  // Elements of a byte where matrix instructions read scales; a longer block has several, all alike.
+  static constexpr int kAtomBlock = kExponents ? 32 : 16;
 
   static constexpr int kLeastBlock = 16, kMostBlock = 128;
   static_assert(kLeastBlock == quantizing::kWarpRows, "a warp would have several blocks of rows");
@@ -39,9 +44,8 @@ struct Scaling {
   static_assert(columns == kWhole || (columns >= kLeastBlock && columns <= kMostBlock &&
                                       (columns & (columns - 1)) == 0),
                 "columns: a power of two that a tile has whole blocks of");
-  static_assert(std::is_same_v<StoredFormat, std::conditional_t<
-                                                 rule == Rule::ratio, float,
-                                                 std::conditional_t<rule == Rule::mx, E8M0, E4M3>>>,
+  static_assert(rule == Rule::ratio ? std::is_same_v<StoredFormat, float> || kExponents
+                                    : std::is_same_v<StoredFormat, std::conditional_t<rule == Rule::mx, E8M0, E4M3>>,
                 "what each rule stores its scales in");
   static_assert(columns != kWhole || rule == Rule::ratio, "other rules are of blocks");
 };
@@ -71,13 +75,14 @@ inline constexpr float kElementMax<__nv_bfloat16> = 3.38953138925153547590e+38f;
 }  // namespace quantizing
 
 template <class Element_, class Format_, class Scaling_, bool stochastic = false,
-          bool transformed = false>
+          bool transformed = false, bool atoms = false>
 struct QuantizeConfig {
   using Element = Element_;
   using Format = Format_;
   using Scaling = Scaling_;
   static constexpr bool kStochastic = stochastic;  // round to E2M1 with random bits
   static constexpr bool kHadamard = transformed;   // transform the columnwise copy first
+  static constexpr bool kAtoms = atoms;            // scales lie as scale_atoms.cuh says
   static constexpr int kBlock = Scaling::kBlock;   // 0: not in blocks
   static constexpr bool kSquare = Scaling::kSquare;
   static constexpr Rule kRule = Scaling::kRule;
@@ -93,9 +98,12 @@ struct QuantizeConfig {
   // Registers of what follows a block's loads decide; more blocks on an SM overlap more of them.
   // Below sm_90 magnitudes have registers of their own, twice where rows and columns compare them at
   // a time; but memory is slower, too: 1.55 TB/s at 700 ns ask each SM of an A100 for 10 KiB of
-  // loads, and a block has 32.
+  // loads, and a block has 32. Of blocks that round stochastically, which take 40 KiB of shared
+  // memory, SMs of 8.6 and 8.9 have room for two. Places in atoms take registers beside what NVFP4 has.
+  static constexpr bool kTwo = kTogether || (stochastic && kLeastArchitecture > 800);
+  static constexpr int kOfAtoms = stochastic || transformed ? 2 : kRule == Rule::nvfp4 ? 3 : 4;
   static constexpr int kBlocksPerSm =
-      kLeastArchitecture >= 900 ? (stochastic ? 3 : 4) : (kTogether ? 2 : 3);
+      kLeastArchitecture >= 900 ? (atoms ? kOfAtoms : stochastic ? 3 : 4) : (kTwo ? 2 : 3);
   // Tiles beside each other that a block makes, one after the other: they share what comes before the
   // first, which is long where blocks have a scale of the group above them. Otherwise a longer tail
   // would cost more, but for the recipe whose tiles take longest where groups are many.
@@ -106,6 +114,9 @@ struct QuantizeConfig {
   static_assert(!transformed || (kRule == Rule::nvfp4 && kBlock == fusegen::kHadamard && !kSquare),
                 "transforms span 16 rows, a block");
   static_assert(kRule != Rule::nvfp4 || Format::kBits == 4);
+  static_assert(!atoms || (sizeof(Stored) == 1 && kBlock > 0 && kBlock % Scaling::kAtomBlock == 0 &&
+                           kBlock <= kAtomBlocks * Scaling::kAtomBlock),
+                "matrix instructions read a byte for 32 elements, or for 16, and four of them at a time");
 };
 
 namespace quantizing {
@@ -143,7 +154,11 @@ struct Scaler {
           Config::kBlock == 0 ? kFloatMax : kElementMax<typename Config::Element>;
       const float factor =
           scale_from_amax(amax, Config::Format::kMax, epsilon, kLargest, power_of_two);
-      return {factor, 1.0f / factor};
+      if constexpr (Config::Scaling::kExponents) {
+        return {factor, Stored(e8m0_of_inverse(factor))};
+      } else {
+        return {factor, 1.0f / factor};
+      }
     }
   }
 };
@@ -225,6 +240,10 @@ const char* broken_requirement(const QuantizeArguments& in) {
   }
   if (Config::kStochastic && in.rng_state == nullptr) return "stochastic: rng_state";
   if (in.token_pitch != 0 && !Config::Scaling::kTokenMajor) return "token_pitch = 0";
+  if (Config::kAtoms && in.row_align != kAtomRows) return "row_align = 128 where scales lie in atoms";
+  if (Config::Scaling::kExponents && Config::kRule == Rule::ratio && !in.power_of_two) {
+    return "power_of_two where scales are exponents";
+  }
   if (in.token_pitch != 0 && !ragged && in.groups != 1) return "token_pitch = 0 for matrices";
   return nullptr;
 }

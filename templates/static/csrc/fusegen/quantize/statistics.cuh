@@ -16,7 +16,8 @@
 
 namespace fusegen {
 
-template <class Element_, class Format_, class Scaling_, bool columnwise, bool transformed>
+template <class Element_, class Format_, class Scaling_, bool columnwise, bool transformed,
+          bool atoms = false>
 struct StatisticsConfig {
   using Element = Element_;
   using Format = Format_;
@@ -26,6 +27,7 @@ struct StatisticsConfig {
   static constexpr bool kSquare = Scaling::kSquare;
   static constexpr bool kColumnwise = columnwise;
   static constexpr bool kHadamard = transformed;  // the copy is of a transform
+  static constexpr bool kAtoms = atoms;           // scales lie as scale_atoms.cuh says
 
   static_assert(!transformed || columnwise, "transforms run along rows");
 };
@@ -175,7 +177,9 @@ class TileReader {
   }
 
   __device__ __forceinline__ int64_t scale_index(int32_t row, int32_t column) const {
-    if constexpr (Config::Scaling::kTensor) {
+    if constexpr (Config::kAtoms) {
+      return scale_atom(row, column);
+    } else if constexpr (Config::Scaling::kTensor) {
       return slice_.group;
     } else if constexpr (Config::Scaling::kRow) {
       return Config::kColumnwise ? slice_.group * in_.columns + column : row_ + row;
@@ -187,6 +191,20 @@ class TileReader {
       if constexpr (Config::kColumnwise) return block * in_.columns + column;
       if (in_.token_pitch != 0) return column / kBlock * in_.token_pitch + place_ + row;
       return (row_ + row) * across + column / kBlock;
+    }
+  }
+
+  __device__ __forceinline__ int64_t scale_atom(int32_t row, int32_t column) const {
+    constexpr int32_t kBytes = Config::Scaling::kAtomBlock;
+    const int32_t place = place_of(groups_, slice_, kAtomSpace) + row;
+    const int64_t group = groups_.ragged() ? 0 : slice_.group;
+    const int64_t along_rows = atoms_along_rows(groups_, kBytes), along_columns = atoms_along(columns_, kBytes);
+    if constexpr (Config::kColumnwise) {
+      const int64_t matrix = group * atoms_along(columns_, kAtomRows / kAtomBlocks) * along_rows * kAtomBytes;
+      return matrix + atom_place(column, place / kBytes, along_rows);
+    } else {
+      const int64_t matrix = group * (atom_row_blocks(groups_) / groups_.groups) * along_columns * kAtomBytes;
+      return matrix + atom_place(place, column / kBytes, along_columns);
     }
   }
 

@@ -59,7 +59,7 @@ struct Atom {
   SIM_FP8_MMA(N, E5M2E4M3, e5m2, e4m3) \
   SIM_FP8_MMA(N, E5M2E5M2, e5m2, e5m2) \
   SIM_MMA(N, BF16BF16, bf16)           \
-  SIM_MMA(N, F16F16, fp16)
+  SIM_MMA(N, F16F16, f16)
 SIM_MMAS(64)
 SIM_MMAS(128)
 SIM_MMAS(192)

@@ -1,0 +1,154 @@
+// What is fixed when a kernel of tensor memory is compiled: tile, boxes, stages, shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "fusegen/common/rows.h"
+#include "fusegen/gemm/config_fp8.cuh"
+#include "fusegen/gemm/gemm.h"
+#include "fusegen/gemm/gemm_fp8.h"
+#include "fusegen/gemm/limits.h"
+#include "fusegen/load/coordinates.sm90.cuh"
+#include "fusegen/load/ring.sm90.cuh"
+#include "fusegen/load/stage.cuh"
+#include "fusegen/mainloop/tensor_sums.sm100.cuh"
+#include "fusegen/mainloop/umma.sm100.cuh"
+#include "fusegen/quantize/scale_atoms.cuh"
+#include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/tile_source/tile_source.cuh"
+
+namespace fusegen {
+
+// Names one kernel: tile, accumulators in tensor memory, limits.
+template <int M, int N, int K, int Sums, class Limits>
+struct Tcgen05Config {
+  static constexpr int tile_m = M;
+  static constexpr int tile_n = N;
+  static constexpr int tile_k = K;
+  static constexpr int sums = Sums;
+  static constexpr int cluster = 1;
+  static constexpr int shared_memory = Limits::shared_memory;
+};
+
+// `A_` and `B_` are elements of operands, `a` and `b` which way they lie in memory; `ScaleBlock` of
+// them share a scale that comes with a stage, 0: none does.
+template <tcgen05::Kind mma, class A_, class B_, StageMajor a, StageMajor b, class Config, Store store,
+          int ScaleBlock = 0>
+struct Tcgen05TileTraits {
+  using A = A_;
+  using B = B_;
+  static constexpr StageMajor kMajorA = a;
+  static constexpr StageMajor kMajorB = b;
+  static constexpr Store kStore = store;
+  static constexpr tcgen05::Kind kMma = mma;
+  static constexpr int kBits = UmmaElement<A>::kBits;
+  static constexpr int kTileM = Config::tile_m;
+  static constexpr int kTileN = Config::tile_n;
+  static constexpr int kTileK = Config::tile_k;
+  static constexpr int kMmaK = kMmaKBytes * 8 / kBits;
+  static constexpr int kCluster = Config::cluster;
+  static constexpr int kCtas = 1;  // on an SM
+
+  // Warps by role: one loads, one finds tiles, one asks for MMAs, one rests, and each of four
+  // stores the lanes of tensor memory that it reaches.
+  static constexpr int kStoringWarps = 4;
+  static constexpr int kThreads = 32 * (4 + kStoringWarps);
+
+  // A K-major box has no more rows than a group may lack; any other one is a swizzle's row wide.
+  static constexpr int kBoxRowsA = a == StageMajor::K ? 64 : kSwizzleBytes * 8 / kBits;
+  static constexpr int kBoxWidthB = b == StageMajor::K ? 128 : kSwizzleBytes * 8 / kBits;
+  static constexpr int kBoxesA = kTileM / kBoxRowsA;
+  static constexpr int kBoxesB = kTileN / kBoxWidthB;
+  static constexpr int kBoxBytesA = kBoxRowsA * kTileK * kBits / 8;
+  static constexpr int kBoxBytesB = kBoxWidthB * kTileK * kBits / 8;
+  static constexpr int kBytesA = kBoxesA * kBoxBytesA;
+  static constexpr int kBytesB = kBoxesB * kBoxBytesB;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+
+  // Scales of a stage: atoms along the contraction of 128 rows of A, then for each of them those of
+  // 128 columns of B, as neighbours.
+  static constexpr int kScaleBlock = ScaleBlock;
+  static constexpr int kAtoms = ScaleBlock == 0 ? 0 : kTileK / (kAtomBlocks * ScaleBlock);
+  static constexpr int kAtomsOfB = kTileN / kAtomRows;
+  static constexpr int kAtomColumns = 4;  // of tensor memory
+  static constexpr int kScaleBytes = kAtoms * (1 + kAtomsOfB) * kAtomBytes;
+
+  static constexpr int kSums = Config::sums;
+  static constexpr int kUsedColumns = kSums * kTileN + kAtoms * (1 + kAtomsOfB) * kAtomColumns;
+  static constexpr int kTensorColumns = kUsedColumns <= 128 ? 128 : kUsedColumns <= 256 ? 256 : 512;
+  using Sums = SumBarriers<kSums, kTileN>;
+
+  static constexpr int kControlBytes = 2048;  // barriers, tile records, order of groups
+  static constexpr int kBufferBytes = kStoringWarps * kChunkBytes;  // one buffer of every warp
+  static constexpr int kLeastBuffers = loads(store) ? 4 : 2;
+  static constexpr int kStages =
+      (Config::shared_memory - kControlBytes - kLeastBuffers * kBufferBytes) /
+      (kStageBytes + kScaleBytes);
+  static constexpr int kExtraBytes = (kStages * kScaleBytes + 1023) / 1024 * 1024;  // of all stages
+  static constexpr int kSpare =
+      Config::shared_memory - kControlBytes - kStages * kStageBytes - kExtraBytes;
+  static constexpr int kChunks = 2 * kTileN / kChunkColumns;  // of a warp, in 16 bits
+  static constexpr int kBuffers =
+      kSpare / kBufferBytes < kChunks ? kSpare / kBufferBytes : kChunks;
+  static constexpr int kExtraAt = kStages * kStageBytes;
+  static constexpr int kBuffersAt = kExtraAt + kExtraBytes;
+  static constexpr int kControlAt = kBuffersAt + kBuffers * kBufferBytes;
+  static constexpr int kUsedBytes = kControlAt + kControlBytes;
+
+  static_assert(kBits == UmmaElement<B>::kBits);
+  static_assert(kTileK * kBits == 8 * kSwizzleBytes, "a K-major box is one swizzle atom wide");
+  static_assert(kTileM == 128, "an MMA of one CTA has a row for each lane of tensor memory");
+  static_assert(kTileN == 128 || kTileN == 256, "boxes of 128 columns; an MMA has 256 at most");
+  static_assert(kSums == 1 || kSums == 2, "one is read while the other one is added to");
+  static_assert(kUsedColumns <= 512, "tensor memory has 512 columns");
+  static_assert(kStages >= 3 && kBuffers >= 1);
+  static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
+};
+
+// Operands of 16 bits, as modules have them.
+template <Gemm kind, class Element, class Config, Store store>
+struct Tcgen05Traits
+    : Tcgen05TileTraits<tcgen05::Kind::f16, Element, Element,
+                        kind == Gemm::wgrad ? StageMajor::MN : StageMajor::K,
+                        kind == Gemm::fprop ? StageMajor::K : StageMajor::MN, Config, store> {
+  static constexpr Gemm kKind = kind;
+  using Walk = Walker<kind, Config>;
+  using Source = TileSource<kind, Config>;
+  using Coordinates = PlainCoordinates<kind>;
+};
+
+// Codes, whose contraction is contiguous.
+template <Gemm kind, class A, class B, class Config, Store store>
+struct Fp8Tcgen05Traits
+    : Tcgen05TileTraits<tcgen05::Kind::f8f6f4, A, B, StageMajor::K, StageMajor::K, Config, store> {
+  static constexpr Gemm kKind = kind;
+  using Walk = Walker<kind, Config>;
+  using Source = TileSource<kind, Config>;
+  using Coordinates = CodeCoordinates<kind>;
+};
+
+// What a unit states of its kernel, as the generator derived it, is what this file derives: two
+// derivations, so that a mistake of either one ends here and not in a result.
+template <class Stated, class T, class Config>
+constexpr bool agrees() {
+  static_assert(agrees_rows<Stated>());
+  static_assert(Stated::tile_m == Config::tile_m, "tile_m: unit against Tcgen05Config");
+  static_assert(Stated::tile_n == Config::tile_n, "tile_n: unit against Tcgen05Config");
+  static_assert(Stated::tile_k == Config::tile_k, "tile_k: unit against Tcgen05Config");
+  static_assert(Stated::sums == Config::sums, "sums: unit against Tcgen05Config");
+  static_assert(Stated::element_bits == T::kBits, "element_bits: unit against traits");
+  static_assert(Stated::stages == T::kStages, "stages: unit against traits");
+  static_assert(Stated::store_buffers == T::kBuffers, "store_buffers: unit against traits");
+  static_assert(Stated::shared_bytes == T::kUsedBytes, "shared_bytes: unit against traits");
+  static_assert(Stated::tensor_columns == T::kTensorColumns, "tensor_columns: unit against traits");
+  static_assert(Stated::threads == T::kThreads, "threads: unit against traits");
+  return true;
+}
+
+// The same of what FP8 operands add, whose sums are never promoted.
+template <class Stated, Gemm kind, Fp8Scaling scaling, class T, class Config>
+constexpr bool agrees_fp8() {
+  return agrees<Stated, T, Config>() && agrees_codes<Stated, kind, scaling, 0>();
+}
+
+}  // namespace fusegen

@@ -1,0 +1,241 @@
+// Grouped and dense GEMM for sm_100a, with sums in tensor memory: bf16 or fp16 in and out, or
+// operands decoded to bf16, or FP8 codes; weight gradients in fp32 where a module keeps them so.
+//
+// One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
+// groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
+//   warp 0      loads operands by TMA (load/tma_loader.sm90.cuh)
+//   warp 1      finds tiles
+//   warp 2      asks the tensor core for MMAs (mainloop/tensor_sums.sm100.cuh)
+//   warps 4..7  visit and store 32 rows each
+// Loads, barriers, visitors and sinks are Hopper's: a warp reads tensor memory in strips of 16 rows,
+// whose values lie as every MMA of 16 x 8 results leaves them. One accumulator is stored while the
+// other one is added to.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "fusegen/fragment/tensor_memory.sm100.cuh"
+#include "fusegen/gemm/arguments.cuh"
+#include "fusegen/gemm/config.sm100.cuh"
+#include "fusegen/gemm/cta.sm90.cuh"
+#include "fusegen/gemm/decoded.cuh"
+#include "fusegen/gemm/epilogue.sm90.cuh"
+#include "fusegen/gemm/operands.sm90.cuh"
+#include "fusegen/gemm/result_sink.sm90.cuh"
+#include "fusegen/launch/launch.cuh"
+#include "fusegen/load/tma.sm90.cuh"
+#include "fusegen/load/tma_loader.sm90.cuh"
+#include "fusegen/mainloop/tcgen05.sm100.cuh"
+#include "fusegen/mainloop/tensor_sums.sm100.cuh"
+#include "fusegen/sink/store_fragment.cuh"
+#include "fusegen/sink/stored.cuh"
+#include "fusegen/visit/gemm_visitors.cuh"
+
+namespace fusegen {
+
+// What warps tell each other. `T` are a kernel's traits.
+template <class T>
+struct Tcgen05Control {
+  StageBarriers<T::kStages> stages;
+  typename T::Sums sums;
+  TileRing ring;
+  CopyBarrier loaded[T::kStoringWarps][T::kBuffers];  // where results meet other values
+  typename T::Source::Order order;
+  uint32_t tensor_memory;  // its address
+
+  // One thread, before any other one touches it.
+  __device__ void init() {
+    stages.init(1);
+    sums.init(T::kStoringWarps);
+    ring.init(1 + 32 + 32 * T::kStoringWarps);
+    if constexpr (loads(T::kStore)) {
+      for (auto& barriers : loaded) {
+        for (CopyBarrier& barrier : barriers) barrier.init(1);
+      }
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+// One of the warps that store. `Result` is the type of what is stored.
+template <class T, class Result, class Visits, class Change>
+struct StoringWarp {
+  static constexpr int kRows = 32;
+  using Values = TensorFragment<T::kTileN>;
+
+  Visits visits;
+  const typename T::Sums& sums;
+  int32_t columns;  // of the result
+  int32_t row;      // of this warp in a tile
+  uint32_t lane;
+  uint32_t memory;  // address of its first row
+  ResultSink<T, Result, Values, Change> sink;
+  Cursor<T::kSums> sum;
+
+  __device__ StoringWarp(const Cta<T, Tcgen05Control>& cta, const Visits& visits,
+                         const CUtensorMap* map, const Epilogue<Change, T::kStore>& epilogue,
+                         int32_t columns, uint32_t index)
+      : visits(visits),
+        sums(cta.control().sums),
+        columns(columns),
+        row(int32_t(index) * kRows),
+        lane(cta.lane),
+        memory(cta.control().tensor_memory + (index * kRows << 16)),
+        sink(result_sink<T, Result, Values>(cta, map, epilogue, columns, row, index)) {}
+
+  __device__ void run(const TileRing& ring) {
+    Cursor<TileRing::kSlots> record;
+    for (Tile tile = ring.read(record); tile.group >= 0; tile = ring.read(record)) store(tile);
+    sink.drain();
+  }
+
+ private:
+  __device__ void store(const Tile& tile) {
+    const bool nothing = tile.k == 0;
+    const Place place{row, tile.column};
+    sink.start(tile, place);
+    auto visitors = visits.template begin<Values>(tile, place, columns, lane);
+    if (!nothing) {
+      sums.full[sum.slot].wait(sum.phase);
+      tcgen05::fence_after_sync();
+    }
+    float registers[1][32];
+    const Values values{memory + sums.column(sum.slot), lane, nothing, registers};
+    if (!(adds(T::kStore) && nothing)) {
+      store_fragment(values, visitors, sink, tile, place, columns);
+    }
+    if (nothing) return;
+    tcgen05::fence_before_sync();
+    __syncwarp();
+    if (lane == 0) sums.empty[sum.slot].arrive();
+    sum.advance();
+  }
+};
+
+// One CTA of a kernel with traits `T`: `loader` fills the stages, `visits` change the sums, which
+// are rounded to `Result`, go through `epilogue` and are stored through `map_d`.
+template <class T, class Result, class Loader, class Visits, class Change>
+__device__ void run_tcgen05_cta(const Loader& loader, const Visits& visits,
+                                const CUtensorMap* map_d,
+                                const Epilogue<Change, T::kStore>& epilogue, const Shape& shape) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  constexpr uint32_t kAsking = 2, kStoring = 4;  // warps
+  const Cta<T, Tcgen05Control> cta(shared);
+  Tcgen05Control<T>& control = cta.control();
+  if (cta.warp == 0 && cta.lane == 0) control.init();
+  if (cta.warp == 1 && cta.lane == 0) {
+    loader.prefetch();
+    prefetch_descriptor(map_d);
+    epilogue.prefetch();
+  }
+  if (cta.warp == kAsking) tcgen05::allocate<T::kTensorColumns>(&control.tensor_memory);
+  tcgen05::fence_before_sync();
+  cta.enter();
+  tcgen05::fence_after_sync();
+  wait_for_previous_kernel();
+
+  const typename T::Walk walk = cta.walk(shape);
+  static_assert(T::Source::Order::kScratchBytes <= T::kBufferBytes);
+  control.order.template sort<T::kThreads>(walk, cta.buffers());
+  const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
+  if (cta.warp == 0 && cta.lane == 0) {
+    loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
+    let_next_kernel_start();
+  } else if (cta.warp == 1) {
+    write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+  } else if (cta.warp == kAsking) {
+    TensorSums<T>(cta.shared, control.stages, control.sums, control.tensor_memory)
+        .run(control.ring);
+  } else if (cta.warp >= kStoring) {
+    StoringWarp<T, Result, Visits, Change>(cta, visits, map_d, epilogue, columns,
+                                           cta.warp - kStoring)
+        .run(control.ring);
+  }
+  __syncwarp();
+  tcgen05::fence_before_sync();
+  __syncthreads();
+  tcgen05::fence_after_sync();
+  if (cta.warp == kAsking) tcgen05::deallocate<T::kTensorColumns>(control.tensor_memory);
+}
+
+template <class T>
+using Tcgen05Loader = TmaLoader<T, typename T::Coordinates, NoExtras>;
+
+// Internal linkage keeps the kernels of several shared libraries in one process apart.
+template <Gemm kind, class Element, class Config, Store store, class Change>
+static __global__ void __launch_bounds__(Tcgen05Traits<kind, Element, Config, store>::kThreads, 1)
+    ragged_tcgen05_gemm(const __grid_constant__ CUtensorMap map_a,
+                        const __grid_constant__ CUtensorMap map_b,
+                        const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
+                        const __grid_constant__ Epilogue<Change, store> epilogue,
+                        const __grid_constant__ Shape shape) {
+  using T = Tcgen05Traits<kind, Element, Config, store>;
+  run_tcgen05_cta<T, Stored<Element, store>>(Tcgen05Loader<T>{&map_a, &map_b, {}},
+                                             gemm_visitors<kind, store>(bias, shape), &map_d,
+                                             epilogue, shape);
+}
+
+template <Gemm kind, class Element, class Config, Store store, class Scales, class Change>
+static __global__ void __launch_bounds__(
+    Tcgen05Traits<kind, __nv_bfloat16, Config, store>::kThreads, 1)
+    ragged_decoded_tcgen05_gemm(const __grid_constant__ CUtensorMap map_a,
+                                const __grid_constant__ CUtensorMap map_b,
+                                const __grid_constant__ CUtensorMap map_d, const Scales scales,
+                                const Bias<Element> bias,
+                                const __grid_constant__ Epilogue<Change, store> epilogue,
+                                const __grid_constant__ Shape shape) {
+  using T = Tcgen05Traits<kind, __nv_bfloat16, Config, store>;
+  run_tcgen05_cta<T, Stored<Element, store>>(Tcgen05Loader<T>{&map_a, &map_b, {}},
+                                             gemm_visitors<kind, store>(bias, shape, scales),
+                                             &map_d, epilogue, shape);
+}
+
+// Internal linkage: see launch_gemm.
+template <Gemm kind, class Element, class Config, Store store = Store::io, class Change = Keep>
+static Status launch_tcgen05_gemm(const GemmArguments& in, Stream& stream,
+                                  const Change& change = {}) {
+  using T = Tcgen05Traits<kind, Element, Config, store>;
+  if (Status status = check_arguments(in); !status.ok()) return status;
+  using Result = Stored<Element, store>;
+  if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
+  CUtensorMap a, b, d;
+  Status status = encode_operands<kind, Element, Result, T>(in, &a, &b, &d);
+  if (!status.ok()) return status;
+  Epilogue<Change, store> epilogue{change};
+  status = encode_epilogue<Element>(in.epilogue, columns_of<kind>(in), &epilogue);
+  if (!status.ok()) return status;
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
+                    Epilogue<Change, store>>(
+      &ragged_tcgen05_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in,
+      stream, a, b, d, bias_of<Element>(in), epilogue);
+}
+
+template <Gemm kind, class Element, class Config, Store store = Store::io,
+          EndScale of_a = EndScale::none, EndScale of_b = EndScale::none, class Change = Keep>
+static Status launch_decoded_tcgen05_gemm(const DecodedGemmArguments& in, Stream& stream,
+                                          const Change& change = {}) {
+  using T = Tcgen05Traits<kind, __nv_bfloat16, Config, store>;
+  const GemmArguments& gemm = in.gemm;
+  if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
+  using Result = Stored<Element, store>;
+  if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
+  CUtensorMap a, b, d;
+  Status status = encode_operands<kind, __nv_bfloat16, Result, T>(gemm, &a, &b, &d);
+  if (!status.ok()) return status;
+  Epilogue<Change, store> epilogue{change};
+  status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
+  if (!status.ok()) return status;
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  auto scales = end_scales<kind, of_a, of_b>(in);
+  using Scales = decltype(scales);
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>,
+                    Epilogue<Change, store>>(
+      &ragged_decoded_tcgen05_gemm<kind, Element, Config, store, Scales, Change>,
+      shared_memory_allowed, gemm, stream, a, b, d, scales, bias_of<Element>(gemm), epilogue);
+}
+
+}  // namespace fusegen

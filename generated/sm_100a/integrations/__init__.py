@@ -1,0 +1,1 @@
+"""The modules of this bundle inside other libraries, one file for each."""

@@ -1,0 +1,1 @@
+"""Tests of this bundle: run them with pytest after vendoring it."""

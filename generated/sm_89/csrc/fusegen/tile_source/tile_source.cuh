@@ -1,0 +1,19 @@
+// The tile source of each GEMM.
+//
+// Before the first tile the whole CTA sorts the groups as the source wants them (`Order`, in shared
+// memory); then one warp constructs the source and asks for tiles until one has a negative group.
+#pragma once
+
+#include <type_traits>
+
+#include "fusegen/gemm/gemm.h"
+#include "fusegen/tile_source/k_walk.cuh"
+#include "fusegen/tile_source/row_walk.cuh"
+
+namespace fusegen {
+
+// `Config` has tile_m, tile_n and cluster, the number of CTAs that compute neighbouring tiles.
+template <Gemm kind, class Config>
+using TileSource = std::conditional_t<kind == Gemm::wgrad, KWalk<Config>, RowWalk<kind, Config>>;
+
+}  // namespace fusegen

@@ -1,0 +1,74 @@
+"""What a compiled unit of a family has to be, so that no edit and no compiler makes it more in
+silence.  ``build/contracts.py`` holds compiled units against it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ..ir.kernel_set import Variant
+
+MOST_REGISTERS = 255
+"""That one thread can have."""
+STATIC_SHARED_MEMORY = 48 * 1024
+"""Bytes that a kernel can lay out without asking for them at its launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What holds for units of a family.
+
+    Besides, of every unit: no warning, no spilled register and no other memory of single threads.
+
+    Attributes:
+        of: pattern that is found in the words of a variant; the first contract of a family whose
+            pattern is found is the unit's.
+        registers: of a thread, at most; None for what the unit's threads and CTAs leave to one.
+        shared_memory: bytes of a CTA, at most, static ones and those of its launch; of
+            configurations it is what the unit states.
+        launch_memory: bytes that a launch asks for, by a part of the kernel's name; of
+            configurations it is what the unit states.
+        opcodes: patterns, each of which an instruction of every kernel matches from its beginning.
+        without: patterns that no instruction matches.
+        cpu_seconds: of the compiler, at most, however loaded the machine is.
+        gibibytes: of the compiler's largest process, at most.
+    """
+
+    of: str = ""
+    registers: int | None = None
+    shared_memory: int = STATIC_SHARED_MEMORY
+    launch_memory: Mapping[str, int] = field(default_factory=dict)
+    opcodes: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    cpu_seconds: float = 60
+    gibibytes: float = 1
+
+    @property
+    def reads_code(self) -> bool:
+        """Whether it says anything of machine instructions."""
+        return bool(self.opcodes or self.without)
+
+    def found_in(self, code: Collection[str]) -> tuple[str, ...]:
+        """The instructions that it asks for, as code has them: the first of each pattern."""
+        found = (matching(pattern, code) for pattern in self.opcodes)
+        return tuple(each[0] for each in found if each)
+
+    def covers(self, variant: Variant | None) -> bool:
+        """Whether it is of such units."""
+        return re.search(self.of, str(variant or "")) is not None
+
+
+def matching(pattern: str, code: Collection[str]) -> list[str]:
+    """Opcodes that a pattern matches from their beginning, sorted."""
+    return sorted(each for each in code if re.match(pattern, each))
+
+
+ANY = Contract()
+"""Of units of which nothing else is known."""
+
+
+def contract_of(contracts: tuple[Contract, ...], variant: Variant | None) -> Contract:
+    """The first that is of such units."""
+    return next((each for each in contracts if each.covers(variant)), ANY)

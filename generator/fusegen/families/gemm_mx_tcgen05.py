@@ -1,0 +1,19 @@
+"""GEMMs with E8M0 scales with sums in tensor memory, into which scales come, too.
+
+Which scales are read, and how they are stored, is what ``mma.sync`` reads of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .gemm_mx_mma import GEMM_MX_MMA
+from .tcgen05 import ARCH, Operands, contracts_of
+
+GEMM_MX_TCGEN05 = replace(
+    GEMM_MX_MMA,
+    name="gemm_mx_tcgen05",
+    arch=ARCH,
+    configured=Operands(element_bits=8, scale_block=32).configured,
+    contracts=contracts_of("UTCQMMA", "UTCCP", "UBLKCP"),
+)

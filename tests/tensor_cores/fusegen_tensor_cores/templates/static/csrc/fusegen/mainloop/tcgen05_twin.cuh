@@ -1,0 +1,184 @@
+// The functions of mainloop/tcgen05.sm100.cuh in software, for GPUs from sm_90 on and for the CPU.
+//
+// Tensor memory lies in global memory, and a warp multiplies what the matrix descriptors and the
+// instruction descriptor name, field by field as the PTX ISA has them. This is slow, for small
+// shapes; loads, barriers, groups, visitors and stores around it are the real ones.
+#ifndef FUSEGEN_TCGEN05
+#define FUSEGEN_TCGEN05
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "fusegen/load/ring.sm90.cuh"
+
+namespace fusegen::tcgen05 {
+
+enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
+
+inline constexpr uint32_t kMostCtas = 132;  // SMs of an H200
+inline constexpr uint32_t kLanes = 128, kColumns = 512;
+static __device__ float memory[kMostCtas][kLanes][kColumns];
+
+// Of an address: the upper half is a lane, the lower one a column.
+__device__ inline float& sum_at(uint32_t address) {
+  return memory[blockIdx.x][address >> 16][address & 0xffff];
+}
+
+template <int Columns>
+__device__ void allocate(uint32_t* to) {
+  static_assert(Columns >= 32 && Columns <= int(kColumns) && (Columns & (Columns - 1)) == 0);
+#ifdef __CUDA_ARCH__
+  if (blockIdx.x >= kMostCtas) __trap();
+#endif
+  *to = 0;
+}
+template <int Columns>
+__device__ void deallocate(uint32_t) {}
+
+__device__ inline void fence_before_sync() { __threadfence_block(); }
+__device__ inline void fence_after_sync() { __threadfence_block(); }
+
+constexpr int bits_of(Kind kind) {
+  return kind == Kind::f16 ? 16 : kind == Kind::mxf4nvf4 ? 4 : 8;
+}
+
+__device__ inline const uint8_t* in_shared_memory(uint32_t address) {
+  return static_cast<const uint8_t*>(__cvta_shared_to_generic(address));
+}
+
+// One operand of an MMA, from its descriptor.
+template <Kind kind>
+struct Matrix {
+  static constexpr int kBits = bits_of(kind), kWidth = 1024 / kBits;
+
+  uint32_t start, leading, stride;  // bytes
+  bool mn_major;
+  uint32_t format;  // as instruction descriptors count them
+
+  __device__ Matrix(uint64_t descriptor, bool mn_major, uint32_t format)
+      : start(field(descriptor, 0)),
+        leading(field(descriptor, 16)),
+        stride(field(descriptor, 32)),
+        mn_major(mn_major),
+        format(format) {}
+
+  __device__ static uint32_t field(uint64_t descriptor, int shift) {
+    return uint32_t(descriptor >> shift & 0x3fff) << 4;
+  }
+
+  // Row `row` of A, or column of B, in the 128-byte swizzle.
+  __device__ float at(int row, int k) const {
+    const uint32_t offset = mn_major ? row / kWidth * leading + k / 8 * stride + k % 8 * 128 +
+                                           row % kWidth * kBits / 8
+                                     : row / 8 * stride + row % 8 * 128 + k * kBits / 8;
+    const uint32_t address = start + offset;
+    return decode(in_shared_memory(address ^ (address >> 7 & 7) << 4), k);
+  }
+
+ private:
+  __device__ float decode(const uint8_t* from, int k) const {
+    if constexpr (kBits == 16) {
+      uint16_t bits;
+      memcpy(&bits, from, sizeof bits);
+      if (format == 0) return __half2float(__ushort_as_half(bits));
+      return __bfloat162float(__ushort_as_bfloat16(bits));
+    } else if constexpr (kBits == 8) {
+      return decode_fp8(*from, format == 0 ? __NV_E4M3 : __NV_E5M2);
+    } else {  // 0 .5 1 1.5 2 3 4 6, the even element first
+      const uint32_t code = *from >> k % 2 * 4, exponent = code >> 1 & 3;
+      const float mantissa = 0.5f * float(code & 1);
+      const float size =
+          exponent == 0 ? mantissa : float(1u << (exponent - 1)) * (1.f + mantissa);
+      return code & 8 ? -size : size;
+    }
+  }
+
+ public:
+  __device__ static float decode_fp8(uint8_t code, __nv_fp8_interpretation_t format) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, format)));
+  }
+};
+
+// The scales of one operand, four bytes of each row.
+template <Kind kind>
+struct ScaleWords {
+  uint32_t address, byte;
+
+  __device__ float at(int row, int k) const {
+    if constexpr (kind == Kind::mxf8f6f4 || kind == Kind::mxf4nvf4) {
+      const uint32_t word = __float_as_uint(sum_at(address + (uint32_t(row % 32) << 16) + row / 32));
+      if constexpr (kind == Kind::mxf8f6f4) {
+        const uint32_t exponent = word >> byte * 8 & 255;
+        return __uint_as_float(exponent == 0 ? 1u << 22 : exponent << 23);
+      } else {
+        return Matrix<kind>::decode_fp8(uint8_t(word >> k / 16 * 8), __NV_E4M3);
+      }
+    } else {
+      return 1.f;
+    }
+  }
+};
+
+template <Kind kind>
+__device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool add,
+                         uint32_t scale_a = 0, uint32_t scale_b = 0) {
+  constexpr int kDepth = 256 / bits_of(kind);
+  const Matrix<kind> of_a(a, instruction >> 15 & 1, instruction >> 7 & 7);
+  const Matrix<kind> of_b(b, instruction >> 16 & 1, instruction >> 10 & 7);
+  const ScaleWords<kind> scales_a{scale_a, instruction >> 29 & 3};
+  const ScaleWords<kind> scales_b{scale_b, instruction >> 4 & 3};
+  const int columns = int(instruction >> 17 & 63) * 8, rows = int(instruction >> 24 & 31) * 16;
+  for (int row = int(threadIdx.x % 32); row < rows; row += 32) {
+    float left[kDepth];
+    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k);
+    for (int column = 0; column < columns; ++column) {
+      float& to = sum_at(d + (uint32_t(row) << 16) + column);
+      float sum = add ? to : 0.f;
+      for (int k = 0; k < kDepth; ++k) {
+        sum += left[k] * (of_b.at(column, k) * scales_b.at(column, k));
+      }
+      to = sum;
+    }
+  }
+  __syncwarp();
+}
+
+// 32 rows of 16 bytes, 8 rows as far apart as the stride offset says, into 4 columns of each 32 lanes.
+__device__ inline void copy_atom(uint32_t to, uint64_t from) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t start = Matrix<Kind::f8f6f4>::field(from, 0);
+  const uint32_t stride = Matrix<Kind::f8f6f4>::field(from, 32);
+  const uint8_t* const row = in_shared_memory(start + lane / 8 * stride + lane % 8 * 16);
+  for (uint32_t i = 0; i < 4; ++i) {
+    float word;
+    memcpy(&word, row + 4 * i, sizeof word);
+    for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+      sum_at(to + ((quarter * 32 + lane) << 16) + i) = word;
+    }
+  }
+  __syncwarp();
+}
+
+__device__ inline void commit(const Barrier& barrier) {
+  __threadfence_block();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+// A lane has two neighbours of every 8 columns in row lane / 4, and two in that row + 8.
+template <int Count>
+__device__ void load_strip(float (&to)[Count], uint32_t from) {
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t i = 0; i < Count; ++i) {
+    const uint32_t row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    to[i] = sum_at(from + (row << 16) + column);
+  }
+}
+
+}  // namespace fusegen::tcgen05
+
+#endif  // FUSEGEN_TCGEN05

@@ -1,0 +1,93 @@
+"""The bundle of sm_100a for an H200, with tensor cores in software; all else is the real code.
+
+    python tests/tensor_cores/generate.py OUT [MODULE...]
+    fusegen build OUT/sm_90a_tcgen05
+    FUSEGEN_TEST_BUNDLE=OUT/sm_90a_tcgen05 pytest tests/gpu
+
+It is slow, for small shapes, and nothing is measured by it.  A kernel's tensor memory is of its
+CTA, so that it may run once at a time, on no more SMs than an H200 has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ARCH = "sm_90a_tcgen05"
+MODULES = ("linear", "grouped_linear", "grouped_mlp", "linear_activation_silu", "quantize")
+RECIPES = ROOT / "tests" / "numerics" / "specs"
+DECODED = "fp8_free_1x64"
+"""One that no instruction reads, in a folder of specs, beside all that are shipped."""
+OPTION = "add_to_main_grad"
+"""Of one module, beside that without."""
+
+
+def twin_of(arch: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of an architecture whose GEMMs are those of another one, in software.
+
+    Args:
+        arch: spec of ``sm_100a``, as its YAML has it.
+    """
+    kernels = {
+        name: {**family, "template": f"{family.get('template', name)}_twin"}
+        if "tcgen05" in name
+        else family
+        for name, family in arch["kernels"].items()
+    }
+    changed = {
+        "arch": ARCH,
+        "summary": "Hopper, with the kernels of sm_100a and tensor cores in software",
+        "gencode": "arch=compute_90a,code=sm_90a",
+        "kernels": kernels,
+    }
+    return {**arch, **changed}
+
+
+def write_spec(folder: Path) -> None:
+    """Write the spec of the twin below a folder of specs."""
+    shipped = (ROOT / "specs" / "archs" / "sm_100a.yaml").read_text("utf-8")
+    path = folder / "archs" / f"{ARCH}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(twin_of(yaml.safe_load(shipped)), sort_keys=False), "utf-8")
+
+
+def generate(out: Path, modules: Sequence[str]) -> Path:
+    """The bundle below a folder; where it lies.
+
+    A registry of families is complete once fusegen is imported, so that processes of their own
+    generate it, which find the extension installed.
+
+    Raises:
+        CalledProcessError: it could not be generated; the command has said why.
+    """
+    sys.path.append(str(ROOT / "tests"))
+    from walkthroughs.walk import installed
+
+    packages, specs = out / "packages", out / f"{ARCH}_specs"
+    shutil.rmtree(packages, ignore_errors=True)
+    installed(packages, HERE)
+    write_spec(specs)
+    paths = (ROOT / "generator", packages, os.environ.get("PYTHONPATH"))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(str(each) for each in paths if each)}
+    recipes = sorted(path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml"))
+    command = [sys.executable, "-m", "fusegen", "generate", "--arch", ARCH]
+    command += ["--out", str(out), "--specs", str(specs), "--specs", str(RECIPES)]
+    command += [word for recipe in (*recipes, DECODED) for word in ("--recipe", recipe)]
+    every = [word for name in modules for word in ("--module", name)]
+    subprocess.run([*command, *every], env=env, check=True)
+    option = ["--module", "grouped_linear", "--option", OPTION]
+    subprocess.run([*command, *option], env=env, check=True)
+    return out / ARCH
+
+
+if __name__ == "__main__":
+    print(generate(Path(sys.argv[1]).resolve(), sys.argv[2:] or MODULES))
