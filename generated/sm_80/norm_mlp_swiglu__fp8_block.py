@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:431d8bd8530cd3aa
+# checksum sha256:cb851a05e0306f3e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "440a544e80513b667ebb7b31af3495b96816e580a67b7529347417ed6c40bfb7"
+DIGEST = "01911de5cddd2b738293c932e1e9c12328f9ea8c6e97ec5939b1fb2f051de323"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8441e7a31857c032
+# checksum sha256:fca55b3d8af4b7ce
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "a545bbc9ebd1e4fe88e3d3c5a6c3b86e3f4e3c199c04b027152c22ae5e272093"
+DIGEST = "1308e2b9f8db0729f22b9de2a12ab323b7358b952596bdb0ff9aa5b8172bc9aa"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

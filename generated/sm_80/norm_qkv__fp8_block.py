@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9c8ab6f4c39f273c
+# checksum sha256:2d210ab4a598e9e9
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "11646cf3b0b929e0170480c58d58c4e74f089fe6c33588d5fff79b7a4179abcd"
+DIGEST = "e77e44b99498c2edcd02ce07e78cd565f7ae7b9631872a4fd6afecfc1465f8b1"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8d0e6484ed7d4a9b
+# checksum sha256:a1a19e5052ded521
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "9d7ff11e4a762969825c1d036035be97caf076abb9cb03e487d0455aa1d72e93"
+DIGEST = "da77e71db52834d36554d5903fb79bd2f86d065f98cbb38c58e8fe59378193df"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

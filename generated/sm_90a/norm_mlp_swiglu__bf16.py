@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:fb0f62f91c090042
+# checksum sha256:6c4876a3e9308748
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "c2366655521707fa2241214d027a221cefe5a7ad5aaa07c3bae2528a3be9b138"
+DIGEST = "217e6c680b4ca0012c63071e7d0c43be1175067c26630f077528ef58ed5a6528"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

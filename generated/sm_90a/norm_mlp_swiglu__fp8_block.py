@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d701f373de64eac8
+# checksum sha256:cd7edb1d3820fb11
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "c9787fed37d1a6899edfe3c670f790adcff6c04b7a255708d6af0d2c10ec2904"
+DIGEST = "04c626cc4aae17fcb12448777b5a20477f7902c9f704ef7dbfbe9fd07bc2e75e"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

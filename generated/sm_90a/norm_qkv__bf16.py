@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:257a34bdd4592abf
+# checksum sha256:269c4d6d24f0259e
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "b11f9dd2e4c30465bda68d7ced445c890f3b73246805303154e64ace07fc33fa"
+DIGEST = "732a6efe6b244e2edfdd4f516ba158878cc64760e55965b08b8779326fe487b6"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

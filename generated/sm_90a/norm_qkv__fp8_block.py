@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b88917588e0ff3d4
+# checksum sha256:d46519a64cd18e89
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "c7ab8f3b9aab0768e98ee24415bab6637e6c6dd6de44062f8407a09b41cea44e"
+DIGEST = "ede12f4742194f936c221fea3ad35e0f6de837e0614b650a95d9ef852c43ade8"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

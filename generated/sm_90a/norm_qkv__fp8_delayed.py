@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ffb158e34e49a283
+# checksum sha256:ae8db9b1bb34d604
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "30928a82dc8655be38d19573f43dca497680aa76fafdc35744409d46ad7fec68"
+DIGEST = "e529d968090675ac00cabf9a2d17139e3f26a16baf4b1ff9c4224de7a5a9d6e1"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:31a6b3c6c66a26db
+# checksum sha256:f708faf377efa602
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "92da16bc437794999c76a2cc4f8ddcb39914ee6879c16d39d223963bce99f8b9"
+DIGEST = "27a17d6fd28c2ebed46a093f498a25f2220ca1448f78eb2efefce4c3285165ff"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -38,7 +38,7 @@ struct Sums {
   __device__ __host__ bool both() const { return weight && bias; }
 };
 
-// RowStatistics of a row as they are loaded: nothing here waits for them.
+// Statistics of a row as they are loaded: nothing here waits for them.
 struct RowStatistics {
   float mean, rstd;
 
@@ -425,6 +425,8 @@ Status with_grad_shape(int64_t columns, const Launch& launch) {
   if (columns <= 1024) return launch(Shape<512, 32, 4>());
   if (columns <= 2048) return launch(Shape<512, 64, 4>());
   if (columns <= 4096) return launch(Shape<512, 128, 4>());
+  static_assert(Shape<512, 512, 4>::kColumns == kColumnsReadOnce);
+  static_assert(Shape<1024, 1024, 2>::kColumns == kColumnsReadOnce);
   if constexpr (centred) {
     return columns <= 8192 ? launch(Shape<512, 256, 4>()) : launch(Shape<512, 512, 4>());
   } else {
