@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0049c95fec5e0d8f
+# checksum sha256:36ea4a4b958d6bab
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "cab3f54dc5022a86c5ef06ae864c83a183f8e65e5d3fefd0eef99be1d058f22e"
+DIGEST = "a3b8aa28e8899a8fca5320e9e20f3cd08a332b2a8eb11fc6fe9685f10777f668"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b071a2a313657207
+# checksum sha256:cdf2d9ffb2d6158a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "b18ce59fabdb93e384413251a14655947a6c4e9012b40721a7a49fd8ac1acb0a"
+DIGEST = "556421c477e4681aae1dc68ea03d9453ef6299b3e9286480cadfc3a9ef8f6dee"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2a9aa5b4acc381d6
+# checksum sha256:5cbd5471a74c2bb1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "e33787cd16e7c0923b1a2f42d75f9e2526a200be379a5b56815a0e9a9ee93a59"
+DIGEST = "5b6ca90002e04a9c53d7ebc73a334e203d1fbc88603065702fc5e3731e5d9654"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8a7f8f4c9050bc72
+# checksum sha256:adc66194c63b65f4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "4a710cf03ffb2c6fbde264b3154f97254e6691fc36944a2dcf8fa3493ad63bae"
+DIGEST = "abcc36caa2f89a87af68ba90c428682e11c648afb3102196e92653d070d9941e"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bd2f6d30c1fbfaa8
+# checksum sha256:a34e330775ee05cd
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "8e1dba31e3b480df9d1d3da08ca80d8533079e2aa1fe4cb8d7e51345848451e8"
+DIGEST = "c26b92caaf7955da32a93430314d6474e23b562fd41ed00e6e2adff682a8d2da"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b2c4f49b76d6f71d
+# checksum sha256:2f37a05b444ad8dc
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "bc628cca6784849206e25cdb5a4a475c6828eab7ed5bbd05e907e3408094f2da"
+DIGEST = "dae03e35b9c4e7702bbde1637ad4914199629c1750eb9022343804293c541950"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cc404943c4259aae
+# checksum sha256:0302cc291412ff2b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "f4afd4a5afec248143eb335ab6954de34acb5ed0c5b980b4c8152e2beab37032"
+DIGEST = "dfc22114436194dba4437c4ca25c4f453b0768a5f6c1ee2aea11ea551999c218"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d27b9e4472971534
+# checksum sha256:d6752fa0950dea02
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "21dbd9a695443552a365c17309d7a2e14dafb9ea3b9324447905aecc27741622"
+DIGEST = "edda14b4a8346312792cd84acd289d52c1c27b43690795fa45503850e4724163"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a1a19e5052ded521
+# checksum sha256:1a51b7131dc63785
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "da77e71db52834d36554d5903fb79bd2f86d065f98cbb38c58e8fe59378193df"
+DIGEST = "ceb8641eac080620fe1cf550a5b19bb6cc7c6fb74d3df4fc71ab5b75cb4fe1de"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b98ea44f0a9841cd
+# checksum sha256:8810b8177a8c2bed
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "14faada7f172a5ac70ef351fcf7a8288ab9ff2b9366b5a2394ba98d3a9f8ccb5"
+DIGEST = "2117c7671d7c201f79081b5d6a88d47bed2874d9f2917a5b0f01f61e3ee0dffd"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f229cea108316719
+# checksum sha256:cc7fe7622805186c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "0c25245d6fdbd460f2c00f54675e598b90f398d1820ef2e90f68f4b148f9f9b5"
+DIGEST = "faf86997e622890a5691902dbf33da20163806d70f18c3bb44ac33510020cd19"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:595c127f4705a35e
+# checksum sha256:5ed0b67df1a0c9ce
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "77d6837920f150a9c23be6254106cb8b14e430a40eda2f6b64dc6638d78551b2"
+DIGEST = "f9e42ad90e51c4a78e7369e3919d09fc7103b918ffd8a574a2781effff4ac531"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5942a504e7377683
+# checksum sha256:5c8140a69d3dcc2f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "a417f54412bf0e7ecf3eed36a74b998cd3af010bdcca2bafbb5895a1c2876e1f"
+DIGEST = "58b9c43e5152ca027aeef072e63182ce93387b977610bbba14ce00700036c8b7"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:00bc980679c12bf7
+# checksum sha256:29cb340760b8acfa
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "c3adea12cf07ad815f10c7f3c6fd30fb1cf4a780f87003505c2fa8ef29219d87"
+DIGEST = "a5de70b40e95baaa13d836ce4c719bfd3e2019633c3ae7509fe199236045bcb2"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:c08d4cf4b3d304b5
+# checksum sha256:4938e3c653225401
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "ef955d26b0dcff05fbc9b2a2e1e529a46f94bb30a0d7e2529730f8b34673d824"
+DIGEST = "a1eaafd9fff8af236d5cc6869f2665853f0153ee14cc54db8fbcdc5dbdbb66a0"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:87a481d57cd48570
+# checksum sha256:eba5dab13e3dce3c
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "7421138855355211c311a88984f8d06bb5560ebedb87604adf9df01b0de47a8b"
+DIGEST = "1782c50453ab634677671e0c731217896684b73d634f59668960ad51b729fdbd"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:571293f5e68ce327
+# checksum sha256:7aec7d653364cc22
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "11d165da322b937afa4114e7aae585f9d5493de8ceec41d14e8db34049f4d517"
+DIGEST = "8fd4d3ee6876bad1222a426e8a25a6262a003c343a1cf8b2e27eaaf92dbb3f71"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

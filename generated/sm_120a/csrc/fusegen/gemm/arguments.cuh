@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/common/rows.h"
 #include "fusegen/common/status.h"
 #include "fusegen/gemm/gemm.h"
@@ -48,7 +49,6 @@ int64_t columns_of(const GemmArguments& in) {
 // CTAs that can have work: never more than tiles exist, whatever the group sizes are.
 template <Gemm kind, class Config>
 int64_t most_steps(const GemmArguments& in) {
-  const auto ceil_div = [](int64_t extent, int64_t size) { return (extent + size - 1) / size; };
   const int64_t columns = ceil_div(columns_of<kind>(in), Config::tile_n);
   if (kind == Gemm::wgrad) {
     return in.groups * ceil_div(ceil_div(in.n, Config::tile_m), Config::cluster) * columns;

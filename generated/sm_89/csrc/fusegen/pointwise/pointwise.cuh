@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/pointwise/pointwise.h"
 #include "fusegen/pointwise/slot.h"
@@ -308,7 +309,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 
 template <class Math, class Element, int N, bool kGrouped>
 Status launch(const PointwiseArguments& in, Stream& stream) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t pieces_per_row = sums_rows<Math>() ? 1 : ceil_div(in.columns, kPiece<N>);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces == 0) return {};

@@ -516,14 +516,14 @@ static Status launch_norm_grad(const NormGradArguments& in, Stream& stream) {
   }
   int parts = 0;
   if (in.rows > 0 && in.columns > norm::kColumnsReadOnce) {
-    parts = int(std::min(norm::ceil_div(in.rows, norm::kStripRows), norm::kStripParts));
+    parts = int(std::min(ceil_div(in.rows, norm::kStripRows), norm::kStripParts));
     status = norm::launch_long_rows<Element>(in, parts, stream);
   } else if (in.rows > 0) {
     status = in.kind == NormKind::layer ? norm::launch_rows<Element, true>(in, parts, stream)
                                         : norm::launch_rows<Element, false>(in, parts, stream);
   }
   if (!status.ok() || sums == 0) return status;
-  const Grid grid{dim3(unsigned(norm::ceil_div(sums * in.columns, norm::kWarp))),
+  const Grid grid{dim3(unsigned(ceil_div(sums * in.columns, norm::kWarp))),
                   norm::kAdders * norm::kWarp};
   return launch_kernel("cudaLaunchKernelEx(norm_grad, parts)", &norm::add_parts_kernel<Element>,
                        grid, stream, in, parts);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/norm/kind.h"
 #include "fusegen/reduce/row.cuh"
@@ -168,8 +169,6 @@ __device__ __forceinline__ void add_up(float (&sums)[count],
 __device__ inline float count_of(NormKind kind, int columns) {
   return kind == NormKind::l2 ? 1.0f : float(columns);
 }
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline Status check_rows(int64_t rows, int64_t columns) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/reduce/row.cuh"
 #include "fusegen/rotary/rotary.h"
@@ -181,8 +182,8 @@ static Status launch_rotation(const char* call, const Rotation<From, To>& in, bo
                               Stream& stream) {
   if (in.rows == 0 || in.heads == 0) return {};
   const int64_t threads = in.rows * (in.pairs / kPairs);
-  const Grid grid{dim3(unsigned((threads + kThreads - 1) / kThreads),
-                       unsigned((in.heads + kHeads - 1) / kHeads)),
+  const Grid grid{dim3(unsigned(ceil_div(threads, kThreads)),
+                       unsigned(ceil_div(in.heads, kHeads))),
                   kThreads};
   auto* const kernel =
       interleaved ? &rotate_heads<Element, true, From, To> : &rotate_heads<Element, false, From, To>;

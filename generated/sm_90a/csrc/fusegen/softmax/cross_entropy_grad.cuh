@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/reduce/row.cuh"
 #include "fusegen/softmax/cross_entropy.h"
@@ -99,7 +100,7 @@ template <class Element, class Team>
 Status launch_pieces(const CrossEntropyGradArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const int64_t piece = width<Team>(kPieceVectors);
-  const int64_t pieces_per_row = (in.columns + piece - 1) / piece;
+  const int64_t pieces_per_row = ceil_div(in.columns, piece);
   const int64_t pieces = in.rows * pieces_per_row;
   if (pieces > INT32_MAX) return {kInvalid, "pieces of 8192 logits: fewer than 2^31"};
   const Grid grid{dim3(unsigned(Team::ctas(pieces))), Team::kCta};

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/gemm/gemm.h"
 
 namespace fusegen {
@@ -17,12 +18,10 @@ struct WaveTime {
   int64_t launch, wave, k;
 };
 
-inline int64_t ceil_over(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline int64_t estimate(const GemmSizes& sizes, const WaveTime& time) {
-  const int64_t tiles = ceil_over(sizes.rows, time.rows) * ceil_over(sizes.columns, time.columns);
+  const int64_t tiles = ceil_div(sizes.rows, time.rows) * ceil_div(sizes.columns, time.columns);
   const int64_t at_once = std::max<int64_t>(1, sizes.sms / time.sms * time.clusters);
-  return time.launch + ceil_over(tiles, at_once) * (time.wave + sizes.k * time.k / 1024);
+  return time.launch + ceil_div(tiles, at_once) * (time.wave + sizes.k * time.k / 1024);
 }
 
 // Index of the least; the first of several.
