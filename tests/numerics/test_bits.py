@@ -85,7 +85,9 @@ def check(x: Tensor, q: Any, sizes: list[int] | None, layout: Any = reference.LA
                 sizes,
                 scale=None if scale is None else scale.tolist(),
                 rng_state=STATE,
-                **layout._asdict(),
+                transposed=layout.transposed,
+                align=layout.align,
+                pitch=layout.pitch,
             )
             expect(operand, expected, "columnwise" if operand.columnwise else "rowwise")
 
