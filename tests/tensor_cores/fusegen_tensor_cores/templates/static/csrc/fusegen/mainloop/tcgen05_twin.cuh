@@ -21,11 +21,11 @@ enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
 
 inline constexpr uint32_t kMostCtas = 132;  // SMs of an H200
 inline constexpr uint32_t kLanes = 128, kColumns = 512;
-// Inline, so that units share what the host has in its place: 2 GiB are all that a library may have.
-inline __device__ float memory[kMostCtas][kLanes][kColumns];
 
-// Of an address: the upper half is a lane, the lower one a column.
+// Of an address: the upper half is a lane, the lower one a column. The memory stands in a function of
+// the device, so that no library has an image of it for the host, which has room for 2 GiB of them.
 __device__ inline float& sum_at(uint32_t address) {
+  static float memory[kMostCtas][kLanes][kColumns];
   return memory[blockIdx.x][address >> 16][address & 0xffff];
 }
 
