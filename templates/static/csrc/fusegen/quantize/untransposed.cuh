@@ -72,6 +72,8 @@ class TileWriter<Untransposed<Config>> : public TileWriter<Unstaged<Config>> {
   }
 
  private:
+  static constexpr int kAtOnce = 2;  // fewer rows than of a rowwise copy: factors take registers
+
   // `word_of(r)` has the codes of row r. Columns past the last one are zeros, and fill the pitch.
   template <class WordOf>
   __device__ __forceinline__ void store_as_rows(WordOf word_of) {
@@ -80,12 +82,12 @@ class TileWriter<Untransposed<Config>> : public TileWriter<Unstaged<Config>> {
     uint8_t* to = opaque(static_cast<uint8_t*>(in_.columnwise.data) +
                          first_row() * pitch + column_);
 #pragma unroll
-    for (int first = 0; first < kWarpRows; first += Base::kAtOnce) {
-      uint32_t codes[Base::kAtOnce];
+    for (int first = 0; first < kWarpRows; first += kAtOnce) {
+      uint32_t codes[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < Base::kAtOnce; ++r) codes[r] = here(word_of(first + r));
+      for (int r = 0; r < kAtOnce; ++r) codes[r] = here(word_of(first + r));
 #pragma unroll
-      for (int r = 0; r < Base::kAtOnce; ++r) {
+      for (int r = 0; r < kAtOnce; ++r) {
         if (first + r < count) *reinterpret_cast<uint32_t*>(to) = codes[r];
         to = opaque(to + pitch);
       }
