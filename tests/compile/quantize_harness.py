@@ -224,6 +224,11 @@ class Recipe:
     quantization: reference.Quantization  # type: ignore[name-defined]
     square: bool = False
     atoms: bool = False
+    untransposed: bool = False
+
+    def layout(self, align: int) -> reference.Layout:  # type: ignore[name-defined]
+        """How its copies lie."""
+        return reference.Layout(not self.untransposed, align, atoms=self.atoms)
 
 
 def _ratio(fmt: str, block: tuple[int | None, int | None], **more: object) -> object:
@@ -291,6 +296,24 @@ ATOMS: dict[str, Recipe] = {
     "mx_1x64_e5m2": Recipe(37, _mx("e5m2", (1, 64), "pow2_down"), atoms=True),
     "pow2_64x64_e5m2": Recipe(38, _pow2("e5m2", (64, 64), epsilon=1e-6), square=True, atoms=True),
     "nv_32x32": Recipe(39, _nv((32, 32)), square=True, atoms=True),
+}
+
+# Whose columnwise copies lie as the tensor does.
+UNTRANSPOSED: dict[str, Recipe] = {
+    "current_e4m3": Recipe(40, _ratio("e4m3", (None, None)), untransposed=True),
+    "row_e5m2": Recipe(41, _ratio("e5m2", (1, None), epsilon=1e-3), untransposed=True),
+    "block_1x128": Recipe(42, _ratio("e4m3", (1, 128), round="pow2_down"), untransposed=True),
+    "block_128x128": Recipe(43, _ratio("e4m3", (128, 128)), square=True, untransposed=True),
+    "block_1x64": Recipe(44, _ratio("e4m3", (1, 64)), untransposed=True),
+    "mx_1x32_e5m2": Recipe(45, _mx("e5m2", (1, 32)), untransposed=True),
+    "block_1x16": Recipe(46, _ratio("e4m3", (1, 16), epsilon=1e-6), untransposed=True),
+    "mx_1x32": Recipe(50, _mx("e4m3", (1, 32)), atoms=True, untransposed=True),
+    "mx_32x32": Recipe(51, _mx("e4m3", (32, 32)), square=True, atoms=True, untransposed=True),
+    "pow2_1x128": Recipe(52, _pow2("e4m3", (1, 128)), atoms=True, untransposed=True),
+    "pow2_128x128": Recipe(
+        53, _pow2("e4m3", (128, 128)), square=True, atoms=True, untransposed=True
+    ),
+    "mx_1x64_e5m2": Recipe(54, _mx("e5m2", (1, 64), "pow2_down"), atoms=True, untransposed=True),
 }
 
 # Decoded as they are: their scales are left to who reads them.
@@ -474,7 +497,7 @@ class Run:
             rowwise=rowwise,
             columnwise=columnwise,
             group_sizes=case.splits,
-            layout=reference.Layout(align=self.align, atoms=self.recipe.atoms),
+            layout=self.recipe.layout(self.align),
             scale=scale,
             rng_state=rng_state,
         )
@@ -500,6 +523,8 @@ class Run:
             if name == "columnwise" and longer:
                 codes = pad(codes.view(torch.uint8), (0, longer))
             copy, data, scales = self._copy(operand._replace(data=codes, scale=stored), own)
+            if name == "columnwise" and self.recipe.untransposed:
+                copy.pitch = 0
             outputs[f"{name} data"] = data, codes
             outputs[f"{name} scale"] = scales, stored
             if own is not None and operand.amax is not None:

@@ -6,6 +6,7 @@
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/quantize/state.cuh"
 #include "fusegen/quantize/row_sums.cuh"
+#include "fusegen/quantize/untransposed.cuh"
 #include "fusegen/quantize/update_scale.cuh"
 #include "scalings.cuh"
 
@@ -56,6 +57,18 @@ Status with_config(int config, Launch launch) {
     case 37: return launch(QuantizeConfig<Element, E5M2, Mx<1, 64>, false, false, true>());
     case 38: return launch(QuantizeConfig<Element, E5M2, Pow2<64, 64>, false, false, true>());
     case 39: return launch(QuantizeConfig<Element, E2M1, Nv<32, 32>, false, false, true>());
+    case 40: return launch(Untransposed<QuantizeConfig<Element, E4M3, Tensor>>());
+    case 41: return launch(Untransposed<QuantizeConfig<Element, E5M2, Row>>());
+    case 42: return launch(Untransposed<QuantizeConfig<Element, E4M3, Ratio<1, 128>>>());
+    case 43: return launch(Untransposed<QuantizeConfig<Element, E4M3, Ratio<128, 128>>>());
+    case 44: return launch(Untransposed<QuantizeConfig<Element, E4M3, Ratio<1, 64>>>());
+    case 45: return launch(Untransposed<QuantizeConfig<Element, E5M2, Mx<1, 32>>>());
+    case 46: return launch(Untransposed<QuantizeConfig<Element, E4M3, Ratio<1, 16>>>());
+    case 50: return launch(Untransposed<QuantizeConfig<Element, E4M3, Mx<1, 32>, false, false, true>>());
+    case 51: return launch(Untransposed<QuantizeConfig<Element, E4M3, Mx<32, 32>, false, false, true>>());
+    case 52: return launch(Untransposed<QuantizeConfig<Element, E4M3, Pow2<1, 128>, false, false, true>>());
+    case 53: return launch(Untransposed<QuantizeConfig<Element, E4M3, Pow2<128, 128>, false, false, true>>());
+    case 54: return launch(Untransposed<QuantizeConfig<Element, E5M2, Mx<1, 64>, false, false, true>>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -101,6 +114,24 @@ Status dequantize_by_group(int config, const DequantizeArguments& in, Stream& st
     case 14: return launch(DequantizeConfig<E4M3, Ratio<64, 64>, false, Output, true>());
     case 16: return launch(DequantizeConfig<E5M2, Ratio<32, 32>, false, Output, true>());
     case 23: return launch(DequantizeConfig<E2M1, Nv<32, 32>, false, Output, true>());
+    default: return {cudaErrorInvalidValue, "no such config"};
+  }
+}
+
+// Blocks of columnwise copies that lie as the tensor does.
+Status dequantize_untransposed(int config, const DequantizeArguments& in, Stream& stream) {
+  const auto launch = [&](auto kind) {
+    return launch_dequantize_untransposed<decltype(kind)>(in, stream);
+  };
+  using Output = __nv_bfloat16;
+  switch (config) {
+    case 42: return launch(DequantizeConfig<E4M3, Ratio<1, 128>, false>());
+    case 44: return launch(DequantizeConfig<E4M3, Ratio<1, 64>, false>());
+    case 45: return launch(DequantizeConfig<E5M2, Mx<1, 32>, false>());
+    case 46: return launch(DequantizeConfig<E4M3, Ratio<1, 16>, false>());
+    case 50: return launch(DequantizeConfig<E4M3, Mx<1, 32>, false, Output, false, true>());
+    case 52: return launch(DequantizeConfig<E4M3, Pow2<1, 128>, false, Output, false, true>());
+    case 53: return launch(DequantizeConfig<E4M3, Pow2<128, 128>, false, Output, false, true>());
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -211,6 +242,11 @@ int run_dequantize(int transposed, int config, const DequantizeArguments* in, St
                    const char** call) {
   const auto run = transposed ? &dequantize<true> : &dequantize<false>;
   return report(run(config, *in, *stream), call);
+}
+
+int run_dequantize_untransposed(int config, const DequantizeArguments* in, Stream* stream,
+                                const char** call) {
+  return report(dequantize_untransposed(config, *in, *stream), call);
 }
 
 int run_dequantize_groups(int config, const DequantizeGroupsArguments* in, Stream* stream,

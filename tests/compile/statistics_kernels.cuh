@@ -7,6 +7,15 @@ using namespace fusegen;
 
 namespace {
 
+template <class Config>
+Status untransposed(const StatisticsArguments& in, Stream& stream) {
+  if constexpr (Config::kColumnwise) {
+    return launch_statistics<OfUntransposed<Config>>(in, stream);
+  } else {
+    return {cudaErrorInvalidValue, "rowwise copies are as they are"};
+  }
+}
+
 template <class Element, bool columnwise>
 Status statistics(int config, const StatisticsArguments& in, Stream& stream) {
   const auto launch = [&](auto kind) { return launch_statistics<decltype(kind)>(in, stream); };
@@ -39,6 +48,10 @@ Status statistics(int config, const StatisticsArguments& in, Stream& stream) {
     case 33: return launch(StatisticsConfig<Element, E2M1, Nv<16, 16>, columnwise, false, true>());
     case 34: return launch(StatisticsConfig<Element, E2M1, Nv<1, 16>, columnwise, columnwise, true>());
     case 35: return launch(StatisticsConfig<Element, E4M3, Pow2<1, 128>, columnwise, false, true>());
+    case 41: return untransposed<StatisticsConfig<Element, E5M2, Row, columnwise, false>>(in, stream);
+    case 42: return untransposed<StatisticsConfig<Element, E4M3, Ratio<1, 128>, columnwise, false>>(in, stream);
+    case 50: return untransposed<StatisticsConfig<Element, E4M3, Mx<1, 32>, columnwise, false, true>>(in, stream);
+    case 53: return untransposed<StatisticsConfig<Element, E4M3, Pow2<128, 128>, columnwise, false, true>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }

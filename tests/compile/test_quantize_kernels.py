@@ -23,6 +23,7 @@ from .quantize_harness import (
     CSRC,
     MOST_STEPS,
     RECIPES,
+    UNTRANSPOSED,
     UNWRITTEN,
     Buffer,
     Case,
@@ -118,6 +119,25 @@ def test_scales_in_atoms(kernels: Kernels, recipe: str, case: str) -> None:
     run = Run(kernels, ATOMS[recipe], data)
     for wanted in ((True, True), (True, False), (False, True)):
         check(run.quantize(*wanted, **arguments), f"{recipe}, {case}, {wanted}")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("recipe", UNTRANSPOSED)
+def test_untransposed(kernels: Kernels, recipe: str, case: str) -> None:
+    """Rows of codes end with their pitch; places between groups have no codes."""
+    data = _case(case, torch.float16 if case == "wide weights" else torch.bfloat16)
+    run = Run(kernels, UNTRANSPOSED[recipe], data)
+    for wanted in ((True, True), (True, False), (False, True)):
+        check(run.quantize(*wanted), f"{recipe}, {case}, {wanted}")
+
+
+@pytest.mark.parametrize("recipe", ["block_1x128", "row_e5m2", "mx_1x32"])
+def test_groups_that_start_otherwise_change_no_untransposed_codes(
+    kernels: Kernels, recipe: str
+) -> None:
+    own, data = UNTRANSPOSED[recipe], _case("forty groups", torch.bfloat16)
+    for align in (16, 128):
+        check(Run(kernels, own, data, align).quantize(), f"{recipe}, {align}")
 
 
 def test_atoms_need_groups_that_begin_one(kernels: Kernels) -> None:
@@ -355,10 +375,59 @@ def test_dequantize(
     assert torch.equal(found.view(wanted.shape), wanted)
 
 
+UNTRANSPOSED_BLOCKS = (
+    *("block_1x128", "block_1x64", "mx_1x32_e5m2", "block_1x16"),
+    *("mx_1x32", "pow2_1x128", "pow2_128x128"),
+)
+
+
+def _decode_untransposed(
+    kernels: Kernels, recipe: str, x: Tensor, sizes: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What a kernel makes of a columnwise copy that lies as `x`, and what the reference does."""
+    own = UNTRANSPOSED[recipe]
+    operand = reference.quantize(
+        x, own.quantization, rowwise=False, columnwise=True, group_sizes=sizes,
+        layout=own.layout(128 if own.atoms else 32),
+    ).columnwise  # fmt: skip
+    wanted = reference.dequantize(operand, group_sizes=sizes).bfloat16()
+    matrices, lines, length = wanted.view(-1, *wanted.shape[-2:]).shape
+    inner = operand.scale.shape[operand.scale.dim() - (5 if own.atoms else 2) :]
+    start = 128 if own.atoms else own.quantization.block[1]
+    output = Buffer(wanted.numel() * 2, kernels.device)
+    arguments = _Dequantize(
+        address(operand.data), address(operand.scale), address(output), matrices, lines, length,
+        operand.data.shape[-1], inner.numel(), inner[1], 1, start, None,
+        address(sizes), 0 if sizes is None else len(sizes), 0, 0 if sizes is None else start,
+    )  # fmt: skip
+    kernels.call("run_dequantize_untransposed", own.config, arguments)
+    return output.bytes().view(torch.bfloat16).view(wanted.shape), wanted
+
+
+@pytest.mark.parametrize("recipe", UNTRANSPOSED_BLOCKS)
+def test_dequantize_untransposed(kernels: Kernels, recipe: str) -> None:
+    found, wanted = _decode_untransposed(kernels, recipe, _case("weights", torch.bfloat16).x, None)
+    assert torch.equal(found, wanted)
+
+
 every_grouping = pytest.mark.parametrize(
     ("splits", "rows"),
     [([0, 5, 130, 0, 33], 200), ([-4, 2**62, 9], 77), ([3] * 70, 512), ([17], 17), ([0, 0], 64)],
 )
+
+
+@pytest.mark.parametrize("recipe", UNTRANSPOSED_BLOCKS)
+@every_grouping
+def test_dequantize_untransposed_groups(
+    kernels: Kernels, recipe: str, splits: list[int], rows: int
+) -> None:
+    """Lines past all groups are left alone."""
+    x = torch.randn(rows, 136, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sizes = torch.tensor(splits)
+    found, wanted = _decode_untransposed(kernels, recipe, x, sizes)
+    end = int(sizes.clamp(0, rows).cumsum(0).clamp(max=rows)[-1])
+    assert torch.equal(found[:end], wanted[:end])
+    assert (found[end:].view(torch.uint8) == UNWRITTEN).all()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from .quantize_harness import (
     ATOMS,
     CSRC,
     RECIPES,
+    UNTRANSPOSED,
     Buffer,
     Case,
     Kernels,
@@ -100,7 +101,9 @@ def _launched(
         partials=address(partials), blocks=blocks, output=address(output),
     )  # fmt: skip
     half, columnwise = int(case.x.dtype == torch.float16), int(operand.columnwise)
-    config = (ATOMS if atoms else RECIPES)[recipe].config
+    untransposed = operand.columnwise and not operand.layout.transposed
+    named = UNTRANSPOSED if untransposed else ATOMS if atoms else RECIPES
+    config = named[recipe].config
     kernels.call("run_statistics", half, columnwise, config, arguments)
     partials.bytes()
     return output.floats()
@@ -145,6 +148,21 @@ def test_scales_in_atoms(kernels: Kernels, measure: Any, recipe: str, columnwise
             rng_state=torch.tensor([3, 7]) if q.rounding == "stochastic" else None,
         )  # fmt: skip
         operand = made.columnwise if columnwise else made.rowwise
+        wanted = measure(case.x, operand, group_sizes=case.splits)
+        found = _launched(kernels, recipe, case, operand, blocks=2, token_major=False)
+        assert torch.equal(found[:4], wanted[:4]), (name, found, wanted)
+        assert torch.allclose(found[4], wanted[4], rtol=1e-6, atol=0, equal_nan=True), name
+
+
+@pytest.mark.parametrize("recipe", ["row_e5m2", "block_1x128", "mx_1x32", "pow2_128x128"])
+def test_untransposed(kernels: Kernels, measure: Any, recipe: str) -> None:
+    own = UNTRANSPOSED[recipe]
+    for name in CASES:
+        case = _case(name, torch.float16 if name == "wide weights" else torch.bfloat16)
+        operand = reference.quantize(
+            case.x, own.quantization, rowwise=False, columnwise=True, group_sizes=case.splits,
+            layout=own.layout(128 if own.atoms else 32),
+        ).columnwise  # fmt: skip
         wanted = measure(case.x, operand, group_sizes=case.splits)
         found = _launched(kernels, recipe, case, operand, blocks=2, token_major=False)
         assert torch.equal(found[:4], wanted[:4]), (name, found, wanted)

@@ -118,6 +118,8 @@ FAULTS = {
     "constexpr uint64_t kVersion = uint64_t(1) << 46;": "constexpr uint64_t kVersion = 0;",
     "K * kSwizzleBytes / 16 : 1": "1 : 1",
     "index << 4 | index << 29": "index << 4",
+    "kMmaKBytes * 8 / Bits * kSwizzleBytes / 16": "kMmaKBytes / 16",
+    "uint32_t(b == StageMajor::MN) << 16": "0",
 }
 """Code of the header, and what to break it into."""
 

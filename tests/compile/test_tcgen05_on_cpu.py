@@ -97,11 +97,13 @@ GEMMS = (
     Gemm("wgrad", WIDE, "fp32", decoded="row_tensor"),
     Gemm("fprop", WIDE_CODES, codes="e4m3 e4m3 tensor"),
     Gemm("dgrad", SQUARE_CODES, codes="e5m2 e4m3 row"),
+    Gemm("dgrad", WIDE_CODES, codes="e4m3 e5m2 tensor"),
     Gemm("wgrad", WIDE_CODES, "fp32", codes="e5m2 e4m3 tensor"),
     Gemm("wgrad", SQUARE_CODES, "add", codes="e4m3 e4m3 row"),
     Gemm("fprop", SQUARE_CODES, "binary", codes="e4m3 e5m2 row"),
     Gemm("fprop", WIDE_MX, codes="e4m3 e4m3 mx"),
     Gemm("dgrad", SQUARE_CODES, codes="e5m2 e4m3 mx"),
+    Gemm("dgrad", WIDE_MX, codes="e4m3 e4m3 mx"),
     Gemm("wgrad", WIDE_MX, "fp32", codes="e4m3 e4m3 mx"),
     Gemm("wgrad", SQUARE_CODES, "add", codes="e5m2 e4m3 mx"),
     Gemm("fprop", WIDE_NV, "scaled_bias", codes="nv"),
@@ -110,6 +112,8 @@ GEMMS = (
     Gemm("wgrad", SQUARE_NV, "fp32", codes="nv"),
 )
 FORWARD, BACKWARD, ALONG = GEMMS[:3]
+ALONG_CODES = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("row"))
+ALONG_MX = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("mx"))
 # Tiles of long groups are added by TMA, of short ones by warps.
 LONG_GROUP = Case("long_group", 1360, 72, 136, (20, 1300, 0, 40))
 # Contractions of fewer stages than there are, one after the other, and groups without any.
@@ -165,6 +169,30 @@ FAULTS = {
         ALONG.name,
         ", not ",
     ),
+    # The next MMA of an MN-major stage begins where that of a K-major one does.
+    "step": Fault(
+        "mainloop/umma.sm100.cuh",
+        "kMmaKBytes * 8 / Bits * kSwizzleBytes / 16",
+        "kMmaKBytes / 16",
+        ALONG_CODES.name,
+        ", not ",
+    ),
+    # Codes of the next group's tokens are added to a group's last sums.
+    "clipped": Fault(
+        "load/coordinates.sm90.cuh",
+        "return ragged_coordinates(row, tile.begin, tile.tokens, k);",
+        "return ragged_coordinates(row, tile.begin, tile.tokens + 16, k);",
+        ALONG_CODES.name,
+        ", not ",
+    ),
+    # Scales lie where a group's tokens do, and not with its first atom.
+    "atoms": Fault(
+        "load/scale_atoms.sm90.cuh",
+        "const int32_t first = kind == Gemm::wgrad ?",
+        "const int32_t first = kind != Gemm::wgrad ?",
+        ALONG_MX.name,
+        ", not ",
+    ),
     # Both strips of a warp are the first one.
     "strip": Fault(
         "fragment/tensor_memory.sm100.cuh",
@@ -203,7 +231,7 @@ def test_gemms(gemm: Gemm, cache: Path) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_noticed(name: str, cache: Path) -> None:
     fault = FAULTS[name]
-    entries = [gemm.entry() for gemm in (FORWARD, BACKWARD, ALONG)]
+    entries = [gemm.entry() for gemm in (FORWARD, BACKWARD, ALONG, ALONG_CODES, ALONG_MX)]
     broken = break_headers(headers(), [fault])
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, broken)
     fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)

@@ -39,12 +39,11 @@ using cutlass::float_e2m1_t;
 using cutlass::float_e4m3_t;
 using cutlass::float_e5m2_t;
 
-template <class OurA, class OurB, class A, class B, class Scale, Kind kind, int N>
+template <class OurA, class OurB, class A, class B, class Scale, Kind kind, int N, Major a = Major::K,
+          Major b = Major::K>
 static bool scaled() {
-  const auto theirs =
-      cute::UMMA::make_instr_desc_block_scaled<A, B, float, Scale, 128, N, Major::K, Major::K>();
-  return fusegen::instruction_descriptor<kind, OurA, OurB>(128, N, StageMajor::K, StageMajor::K) ==
-         theirs.desc_;
+  const auto theirs = cute::UMMA::make_instr_desc_block_scaled<A, B, float, Scale, 128, N, a, b>();
+  return fusegen::instruction_descriptor<kind, OurA, OurB>(128, N, ours(a), ours(b)) == theirs.desc_;
 }
 using cutlass::float_ue4m3_t;
 using cutlass::float_ue8m0_t;
@@ -109,6 +108,24 @@ static bool tile_lies_alike() {
   return lies_alike<decltype(layout), sizeof_bits_v<Element>, major == Major::MN, Extent, K>(layout);
 }
 
+// From one MMA of a stage to the next: 32 bytes of the contraction, as CuTe's tile has them.
+template <class Element, Major major, int K>
+static bool steps_alike() {
+  using namespace cute;
+  using Atom = std::conditional_t<major == Major::K, UMMA::Layout_K_SW128_Atom<Element>,
+                                  UMMA::Layout_MN_SW128_Atom<Element>>;
+  using Order = std::conditional_t<major == Major::K, Step<_1, _2>, Step<_2, _1>>;
+  const auto layout = tile_to_shape(Atom{}, Shape<Int<128>, Int<K>>{}, Order{});
+  constexpr int kBits = sizeof_bits_v<Element>, kMmaK = fusegen::kMmaKBytes * 8 / kBits;
+  for (int step = 0; step < K / kMmaK; ++step) {
+    // The first element of a step, whose place the swizzle does not change in an address's bits above.
+    const int bytes = int(layout.layout_b()(0, step * kMmaK)) * kBits / 8;
+    const int stepped = step * int(fusegen::kUmmaStep<ours(major), kBits>) * 16;
+    if (bytes != stepped) return false;
+  }
+  return true;
+}
+
 // ---- tensor memory: a warp's load of 16 rows by 64 columns of 32 bits
 
 static bool strip_lies_alike() {
@@ -135,11 +152,20 @@ int main() {
   CHECK((plain_everywhere<E4m3, E5m2, float_e4m3_t, float_e5m2_t, Kind::f8f6f4>()));
   CHECK((scaled<E4m3, E4m3, float_e4m3_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 128>()));
   CHECK((scaled<E5m2, E4m3, float_e5m2_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 256>()));
+  CHECK((scaled<E5m2, E4m3, float_e5m2_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 128, Major::K, Major::MN>()));
+  CHECK((scaled<E4m3, E4m3, float_e4m3_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 256, Major::MN, Major::MN>()));
   CHECK((scaled<E2m1, E2m1, float_e2m1_t, float_e2m1_t, float_ue4m3_t, Kind::mxf4nvf4, 128>()));
   CHECK((scaled<E2m1, E2m1, float_e2m1_t, float_e2m1_t, float_ue4m3_t, Kind::mxf4nvf4, 256>()));
   CHECK((tile_lies_alike<cutlass::bfloat16_t, Major::K, 128, 64>()));
   CHECK((tile_lies_alike<cutlass::bfloat16_t, Major::MN, 128, 64>()));
   CHECK((tile_lies_alike<float_e4m3_t, Major::K, 128, 128>()));
+  CHECK((tile_lies_alike<float_e4m3_t, Major::MN, 128, 128>()));
+  CHECK((tile_lies_alike<float_e4m3_t, Major::MN, 256, 128>()));
+  CHECK((steps_alike<cutlass::bfloat16_t, Major::K, 64>()));
+  CHECK((steps_alike<cutlass::bfloat16_t, Major::MN, 64>()));
+  CHECK((steps_alike<float_e4m3_t, Major::K, 128>()));
+  CHECK((steps_alike<float_e4m3_t, Major::MN, 128>()));
+  CHECK((steps_alike<float_e2m1_t, Major::K, 256>()));
   CHECK((tile_lies_alike<float_e2m1_t, Major::K, 128, 256>()));
   CHECK((strip_lies_alike()));
   CHECK((scale_bytes()));

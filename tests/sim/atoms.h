@@ -3,6 +3,7 @@
 
 #include <cuda_fp8.h>
 
+#include "codes.h"
 #include "problems.h"
 
 #include "fusegen/gemm/gemm_scaled.h"
@@ -46,8 +47,10 @@ struct NvFormat {
   }
 };
 
+// Codes of 8 bits lie in rows, as tensors do; those of 4 bits along the contraction.
 template <class Format>
 struct AtomPlaces : Problem {
+  static constexpr bool kAsRows = Format::kBits == 8;
   static constexpr int kDepth = fusegen::kAtomBlocks * Format::kBlock;
 
   explicit AtomPlaces(const Problem& problem) : Problem(problem) {}
@@ -59,15 +62,19 @@ struct AtomPlaces : Problem {
     return !wgrad() ? weight_k() : in.dense() ? in.tokens : 128 * token_atoms();
   }
   int64_t pitch() const { return ceil_div(length() * Format::kBits, 128) * 16; }
+  int64_t pitch_a() const { return kAsRows ? CodesAsRows(*this).pitch_a() : pitch(); }
+  int64_t pitch_b() const { return kAsRows ? CodesAsRows(*this).pitch_b() : pitch(); }
   int64_t along() const { return ceil_div(length(), kDepth); }
   int64_t rows_b() const { return ceil_div(columns(), 128); }
 
   // In elements and in bytes.
   int64_t code_a(int64_t g, int64_t row, int64_t k) const {
+    if (kAsRows) return CodesAsRows(*this).code_a(g, row, k);
     const int64_t line = wgrad() ? row : begin(g) + row;
     return line * pitch() * 8 / Format::kBits + (wgrad() ? 128 * first(g) : 0) + k;
   }
   int64_t code_b(int64_t g, int64_t column, int64_t k) const {
+    if (kAsRows) return CodesAsRows(*this).code_b(g, column, k);
     const int64_t line = wgrad() ? column : g * columns() + column;
     return line * pitch() * 8 / Format::kBits + (wgrad() ? 128 * first(g) : 0) + k;
   }
@@ -77,8 +84,13 @@ struct AtomPlaces : Problem {
   int64_t scale_b(int64_t g, int64_t column, int64_t k) const {
     return wgrad() ? place(column, 128 * first(g) + k) : place(128 * g * rows_b() + column, k);
   }
-  int64_t codes_a() const { return (wgrad() ? in.n : in.tokens) * pitch(); }
-  int64_t codes_b() const { return (wgrad() ? 1 : in.groups()) * columns() * pitch(); }
+  int64_t codes_a() const {
+    return kAsRows ? CodesAsRows(*this).codes_a() : (wgrad() ? in.n : in.tokens) * pitch();
+  }
+  int64_t codes_b() const {
+    return kAsRows ? CodesAsRows(*this).codes_b()
+                   : (wgrad() ? 1 : in.groups()) * columns() * pitch();
+  }
   int64_t scales_a() const {
     return (wgrad() ? ceil_div(in.n, 128) : token_atoms()) * along() * fusegen::kAtomBytes;
   }
@@ -127,8 +139,9 @@ template <Gemm kind, Store store, class A, class B, class Launch>
 void run_atoms(const Case& in, Launch launch) {
   const AtomPlaces<A> problem{Problem(kind, in)};
   static_assert(A::kBits == B::kBits && A::kBlock == B::kBlock);
-  AtomOperand<A> a(problem.codes_a(), problem.scales_a(), problem.wgrad());
-  AtomOperand<B> b(problem.codes_b(), problem.scales_b(), problem.wgrad());
+  const bool transposed = problem.wgrad() && !problem.kAsRows;
+  AtomOperand<A> a(problem.codes_a(), problem.scales_a(), transposed);
+  AtomOperand<B> b(problem.codes_b(), problem.scales_b(), transposed);
   Buffer<float> amaxes(in.groups(), kNan);
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
@@ -143,7 +156,7 @@ void run_atoms(const Case& in, Launch launch) {
   }
   const auto launch_atoms = [&](const GemmArguments& common, auto as) {
     const float* const amax = A::kBits == 4 ? amaxes.data() : nullptr;
-    return launch(ScaledGemmArguments{common, problem.pitch(), problem.pitch(), a.scales.data(),
+    return launch(ScaledGemmArguments{common, problem.pitch_a(), problem.pitch_b(), a.scales.data(),
                                       b.scales.data(), amax, amax},
                   as);
   };

@@ -11,9 +11,35 @@ using fusegen::Accumulation;
 using fusegen::Fp8GemmArguments;
 using fusegen::Fp8Scaling;
 
-template <Fp8Scaling scaling>
-struct ScalePlaces : Problem {
-  explicit ScalePlaces(const Problem& problem) : Problem(problem) {}
+// Codes that lie as tensors do, in rows; no group has a place of its own.
+struct CodesAsRows : Problem {
+  explicit CodesAsRows(const Problem& problem) : Problem(problem) {}
+
+  int64_t pitch_a() const { return ceil_div(fprop() ? in.k : in.n, 16) * 16; }
+  int64_t pitch_b() const { return ceil_div(in.k, 16) * 16; }
+  int64_t codes_a() const { return in.tokens * pitch_a(); }
+  int64_t codes_b() const { return (wgrad() ? in.tokens : in.groups() * in.n) * pitch_b(); }
+  int64_t code_a(int64_t g, int64_t row, int64_t k) const {
+    return wgrad() ? (begin(g) + k) * pitch_a() + row : (begin(g) + row) * pitch_a() + k;
+  }
+  int64_t code_b(int64_t g, int64_t column, int64_t k) const {
+    switch (kind) {
+      case Gemm::fprop: return (g * in.n + column) * pitch_b() + k;
+      case Gemm::dgrad: return (g * in.n + k) * pitch_b() + column;
+      case Gemm::wgrad: return (begin(g) + k) * pitch_b() + column;
+    }
+    return -1;
+  }
+};
+
+// `Codes` says where those lie.
+template <Fp8Scaling scaling, class Codes>
+struct ScalePlaces : Codes {
+  using Codes::begin, Codes::columns, Codes::fprop, Codes::in, Codes::padded,
+      Codes::padded_tokens, Codes::token_block, Codes::token_blocks, Codes::weight_block,
+      Codes::weight_k, Codes::wgrad;
+
+  explicit ScalePlaces(const Problem& problem) : Codes(problem) {}
 
   int64_t count_a() const {
     switch (scaling) {
@@ -87,9 +113,10 @@ struct Quantized {
 };
 
 // `launch` takes the arguments, and how the kernel stores.
-template <Gemm kind, Store store, class A, class B, Fp8Scaling scaling, class Launch>
+template <Gemm kind, Store store, class A, class B, Fp8Scaling scaling, class Codes = Problem,
+          class Launch>
 void run_codes(const Case& in, Launch launch) {
-  const ScalePlaces<scaling> problem{Problem(kind, in)};
+  const ScalePlaces<scaling, Codes> problem{Problem(kind, in)};
   Quantized<A> a(problem.codes_a(), problem.count_a());
   Quantized<B> b(problem.codes_b(), problem.count_b());
   Operands operands;
@@ -101,12 +128,12 @@ void run_codes(const Case& in, Launch launch) {
       return b.draw(problem.code_b(g, column, k), problem.scale_b(g, column, k));
     });
   }
-  if (problem.wgrad() && !in.dense()) {
+  if (std::is_same_v<Codes, Problem> && problem.wgrad() && !in.dense()) {
     a.pad_tokens(problem, in.n);
     b.pad_tokens(problem, in.k);
   }
   const auto launch_codes = [&](const GemmArguments& common, auto as) {
-    return launch(Fp8GemmArguments{common, problem.pitch(), problem.pitch(), a.scales.data(),
+    return launch(Fp8GemmArguments{common, problem.pitch_a(), problem.pitch_b(), a.scales.data(),
                                    b.scales.data(), in.scale_per_group, in.scale_per_group},
                   as);
   };

@@ -137,6 +137,8 @@ struct Problem {
   int64_t padded_tokens() const { return 32 * (in.tokens / 32 + in.groups()); }
   int64_t stored_tokens() const { return in.dense() ? in.tokens : padded_tokens(); }
   int64_t pitch() const { return ceil_div(wgrad() ? stored_tokens() : weight_k(), 16) * 16; }
+  int64_t pitch_a() const { return pitch(); }
+  int64_t pitch_b() const { return pitch(); }
   int64_t codes_a() const { return (wgrad() ? in.n : in.tokens) * pitch(); }
   int64_t codes_b() const { return (wgrad() ? in.k : in.groups() * columns()) * pitch(); }
   int64_t code_a(int64_t g, int64_t row, int64_t k) const {

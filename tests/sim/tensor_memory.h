@@ -39,11 +39,12 @@ void run_scaled_tcgen05(const Case& in) {
 
 template <Gemm kind, Store store, class A, class B, Fp8Scaling scaling, class Config>
 void run_fp8_tcgen05(const Case& in) {
-  run_codes<kind, store, A, B, scaling>(in, [](const Fp8GemmArguments& arguments, auto as) {
+  const auto launch = [](const Fp8GemmArguments& arguments, auto as) {
     Stream stream;
     return fusegen::launch_fp8_tcgen05_gemm<kind, A, B, Result, scaling, Config, as.kStore>(
         arguments, stream, as.change);
-  });
+  };
+  run_codes<kind, store, A, B, scaling, CodesAsRows>(in, launch);
 }
 
 template <Gemm kind, Store store, class A, class B, class Config>

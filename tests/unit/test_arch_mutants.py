@@ -185,6 +185,7 @@ def words_beside(subject: Subject, path: Path_, word: str) -> list[str]:
         "stores": [each.value for each in Store],
         **words_of_points(),
         "template": [family.name for family in FAMILIES],
+        "transposed": [each.value for each in DType],
         "scale_atoms": [each.name for each in ALL if each.atom_block],
         "arch": ["sm_90", "sm_100a", "cpu"],
         "gencode": ["arch=compute_90,code=sm_90", "arch=compute_100a,code=sm_100a"],

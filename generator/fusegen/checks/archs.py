@@ -11,7 +11,7 @@ from typing import Any
 from ..families.family import Config, Configured, Family
 from ..families.limits import CAPABILITIES, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 from ..families.registry import FAMILIES, known_family
-from ..families.scalings import ALL, in_words
+from ..families.scalings import ALL, CODES, in_words
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import Variant
@@ -40,6 +40,7 @@ def check_arch(arch: ArchSpec, source: Source) -> Iterator[Problem]:
     yield from _check_code(arch, source)
     yield from _check_limits(arch, source)
     yield from _check_atoms(arch, source)
+    yield from _check_transposed(arch, source)
     owners: dict[str, str] = {}
     for name, family in arch.kernels.items():
         for index, primitive in enumerate(family.implements):
@@ -88,6 +89,19 @@ def _check_atoms(arch: ArchSpec, source: Source) -> Iterator[Problem]:
             yield source.problem(f"scales of {word!r} do not fit into atoms; {words} do", *path)
         if word in arch.layout.scale_atoms[:index]:
             yield source.problem(f"{word!r} is listed twice; remove one", *path)
+
+
+def _check_transposed(arch: ArchSpec, source: Source) -> Iterator[Problem]:
+    """Formats of copies that are transposed are such that copies have."""
+    stated = arch.layout.transposed
+    listed = () if isinstance(stated, bool) else stated
+    for index, format in enumerate(listed):
+        path = ("layout", "transposed", index)
+        if format not in CODES:
+            words = ", ".join(each.value for each in CODES)
+            yield source.problem(f"no copy is of {format.value}; they are of {words}", *path)
+        if format in listed[:index]:
+            yield source.problem(f"{format.value!r} is listed twice; remove one", *path)
 
 
 def _configured(arch: ArchSpec) -> Iterator[Configured[Any]]:
@@ -171,7 +185,8 @@ def _check_device_code(
     if isinstance(family.scalings, Every) and not scalings:
         yield source.problem(f"{template} scales nothing; remove 'scalings'", *path, "scalings")
     if known.layout:
-        for key, message in known.layout.problems(template, arch.layout, scalings):
+        formats = tuple(each for each in family.formats if each in known.formats)
+        for key, message in known.layout.problems(template, arch.layout, formats, scalings):
             yield source.problem(message, "layout", key)
     yield from _check_scalings(template, name, family, known, source)
     yield from _check_configurations(template, name, family, known, arch, source)

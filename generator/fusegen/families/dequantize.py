@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..steps import dequantize
 from .contract import Contract
 from .family import Family, LayoutNeeds
-from .scalings import ALL, CODES, GROUPS_START
+from .scalings import ALL, CODES, FP8, GROUPS_START
 
 DEQUANTIZE = Family(
     "dequantize",
@@ -15,6 +15,6 @@ DEQUANTIZE = Family(
     formats=CODES,
     converts=ALL,
     row_alignment=8,
-    layout=LayoutNeeds(GROUPS_START),
+    layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     contracts=(Contract(registers=64),),
 )

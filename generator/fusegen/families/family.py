@@ -16,12 +16,15 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from ..ir.dtypes import DType
 from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store, Work
 from ..ir.kernel_set import Variant
-from ..ir.quantization import OPERANDS, Accumulation, Extent, Role, Scaling
+from ..ir.quantization import OPERANDS, Accumulation, Extent, Orientation, Role, Scaling
 from ..steps.launch import Launch
 from .contract import Contract, contract_of
 
 HADAMARD = "hadamard"
 """Trait of a variant whose values are transformed before they are quantised."""
+
+UNTRANSPOSED = "untransposed"
+"""Trait of a variant that writes or reads columnwise copies which lie as the tensor does."""
 
 ATOMS = "atoms"
 """Trait of a variant that writes or reads scales in atoms of 128 rows by 4 blocks."""
@@ -99,32 +102,41 @@ class LayoutNeeds:
     """How quantised copies are stored that device code reads or writes.
 
     Attributes:
-        token_alignments: starts of groups in transposed copies.
+        token_alignments: starts of groups in transposed copies; empty where it has none.
         token_major: names of scalings whose scales of tokens are read in token-major order only.
         scale_atoms: names of scalings whose scales are read in atoms only.
-        transposed: whether columnwise copies are.
+        transposed: formats whose columnwise copies may be.
+        untransposed: formats whose columnwise copies may lie as the tensor does.
         pitch: bytes that rows are padded to.
     """
 
-    token_alignments: tuple[int, ...]
+    token_alignments: tuple[int, ...] = ()
     token_major: tuple[str, ...] = ()
     scale_atoms: tuple[str, ...] = ()
-    transposed: bool = True
+    transposed: tuple[DType, ...] = (DType.E4M3, DType.E5M2, DType.E2M1)
+    untransposed: tuple[DType, ...] = ()
     pitch: int = 16
 
+    def reads(self, format: DType, layout: LayoutSpec) -> bool:
+        """Whether columnwise copies of a format lie as they have to."""
+        return format in (self.transposed if layout.transposes(format) else self.untransposed)
+
     def problems(
-        self, template: str, layout: LayoutSpec, scalings: tuple[str, ...]
+        self,
+        template: str,
+        layout: LayoutSpec,
+        formats: tuple[DType, ...],
+        scalings: tuple[str, ...],
     ) -> Iterator[tuple[str, str]]:
         """The key of a layout that is otherwise, and why that is wrong."""
-        if layout.transposed != self.transposed:
-            wanted = str(self.transposed).lower()
-            yield (
-                "transposed",
-                f"{template} reads columnwise copies transposed; say transposed: {wanted}",
-            )
+        for format in formats:
+            if not self.reads(format, layout):
+                way = "as they lie" if layout.transposes(format) else "transposed"
+                message = f"{template} reads columnwise copies of {format.value} {way}"
+                yield "transposed", f"{message}; {_remedy(format, layout)}"
         if layout.pitch != self.pitch:
             yield "pitch", f"{template} has rows of {self.pitch} bytes, got {layout.pitch}"
-        if layout.token_alignment not in self.token_alignments:
+        if self.token_alignments and layout.token_alignment not in self.token_alignments:
             words = " or ".join(map(str, self.token_alignments))
             yield (
                 "token_alignment",
@@ -144,6 +156,13 @@ class LayoutNeeds:
                     "scale_atoms",
                     f"{template} reads scales of {scaling} in atoms; list it in scale_atoms",
                 )
+
+
+def _remedy(format: DType, layout: LayoutSpec) -> str:
+    """What of a layout is to be changed for a format whose copies lie the wrong way."""
+    every = (DType.E4M3, DType.E5M2, DType.E2M1)
+    listed = [each for each in every if layout.transposes(each) != (each is format)]
+    return f"say transposed: [{', '.join(each.value for each in listed)}]"
 
 
 Constants = tuple[tuple[str, int], ...]
@@ -354,7 +373,12 @@ class Family:
         return None
 
     def _misplaced(self, kind: GemmKind, variant: Variant, layout: LayoutSpec) -> str | None:
-        """Scales of atoms are in atoms, and no others are."""
+        """Scales of atoms are in atoms, and no others are; columnwise copies lie as is read."""
+        for slot, format in zip("ab", variant.formats, strict=True):
+            columnwise = OPERANDS[kind, slot][1] is Orientation.COLUMNWISE
+            if columnwise and self.layout and not self.layout.reads(format, layout):
+                way = "transposed" if layout.transposes(format) else "untransposed"
+                return f"{kind.value} of {way} {format.value}"
         wanted = self.layout.scale_atoms if self.layout else ()
         for word in variant.scalings:
             if (word in wanted) != (word in layout.scale_atoms):

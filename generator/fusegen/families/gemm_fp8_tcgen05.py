@@ -1,4 +1,4 @@
-"""GEMMs of FP8 operands with sums in tensor memory."""
+"""GEMMs of FP8 operands, in either major, with sums in tensor memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GEMM_FP8_TCGEN05 = Family(
     stores=tuple(Store),
     arch=ARCH,
     row_alignment=8,
-    layout=LayoutNeeds(token_alignments=(32,)),
+    layout=LayoutNeeds(transposed=(), untransposed=FP8),
     configured=Operands(element_bits=8).configured,
     enumerators={Accumulation.SPLIT_128.value: "split"},
     contracts=contracts_of("UTCQMMA"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..steps import norm_quantize
 from .contract import Contract
 from .family import Family, LayoutNeeds
-from .scalings import CODES, GROUPS_START, OF_TOKENS
+from .scalings import CODES, FP8, GROUPS_START, OF_TOKENS
 
 NORM_QUANTIZE = Family(
     "norm_quantize",
@@ -15,7 +15,7 @@ NORM_QUANTIZE = Family(
     formats=CODES,
     converts=OF_TOKENS,
     row_alignment=8,
-    layout=LayoutNeeds(GROUPS_START),
+    layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     most_history=1024,  # `kMostSlots` of quantize.h
     contracts=(Contract(registers=128),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..steps import pointwise_quantize
 from .contract import Contract
 from .family import Family, LayoutNeeds
-from .scalings import CODES, GROUPS_START, NV_1X16, OF_TOKENS
+from .scalings import CODES, FP8, GROUPS_START, NV_1X16, OF_TOKENS
 
 _SHARED = 72 * 1024
 _PARKED = {"quantize_halves_kernel": 16 * 256 * 8}
@@ -20,7 +20,7 @@ POINTWISE_QUANTIZE = Family(
     formats=CODES,
     converts=OF_TOKENS,
     row_alignment=8,
-    layout=LayoutNeeds(GROUPS_START),
+    layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     transformed=(NV_1X16,),
     most_history=1024,  # `kMostSlots` of quantize.h
     contracts=(Contract("e2m1", 128, _SHARED, _PARKED), Contract("", 80, _SHARED, _PARKED)),

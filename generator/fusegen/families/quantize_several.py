@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..steps import quantize_several
 from .contract import Contract
 from .family import Family, LayoutNeeds
-from .scalings import AT_ONCE, CODES, GROUPS_START
+from .scalings import AT_ONCE, CODES, FP8, GROUPS_START
 
 QUANTIZE_SEVERAL = Family(
     "quantize_several",
@@ -15,7 +15,7 @@ QUANTIZE_SEVERAL = Family(
     formats=CODES,
     converts=AT_ONCE,
     row_alignment=8,
-    layout=LayoutNeeds(GROUPS_START),
+    layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     most_history=1024,  # `kMostSlots` of quantize.h
     most_parts=4,  # `kMost` of several.h
     contracts=(Contract(registers=80),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..steps import statistics
 from .contract import Contract
 from .family import Family, LayoutNeeds
-from .scalings import ALL, CODES, GROUPS_START, NV_1X16
+from .scalings import ALL, CODES, FP8, GROUPS_START, NV_1X16
 
 STATISTICS = Family(
     "statistics",
@@ -14,7 +14,7 @@ STATISTICS = Family(
     summary="What a quantised copy lost of the tensor that it was made from.",
     formats=CODES,
     converts=ALL,
-    layout=LayoutNeeds(GROUPS_START),
+    layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     transformed=(NV_1X16,),
     contracts=(Contract(registers=128),),
 )

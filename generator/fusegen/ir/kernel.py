@@ -8,6 +8,7 @@ from enum import Enum
 
 from pydantic.dataclasses import dataclass
 
+from .dtypes import DType
 from .fields import STRICT, Nanoseconds, Positive
 from .predicate import SizeVariable
 
@@ -101,7 +102,10 @@ class LayoutSpec:
     """How an architecture's kernels store quantised copies.
 
     Attributes:
-        transposed: columnwise data is ``[K, rows]``, because the MMA reads one major only.
+        transposed: columnwise data is ``[K, rows]``, because the MMA reads one major only; or the
+            formats of which it does.  Data of others is ``[rows, K]`` in either orientation, and
+            groups start in it where they do in the tensor.  A recipe of which some formats are
+            transposed has all of them so.
         token_alignment: elements that a group's transposed data starts at a multiple of.
         pitch: bytes that rows of data are padded to a multiple of.
         token_major: fp32 scales of blocks along a row are stored ``[blocks, tokens]``, groups where
@@ -111,15 +115,21 @@ class LayoutSpec:
             are among them, or its scales are in logical order.
     """
 
-    transposed: bool = True
+    transposed: bool | tuple[DType, ...] = True
     token_alignment: Positive = 32
     pitch: Positive = 16
     token_major: bool = False
     scale_atoms: tuple[str, ...] = ()
 
-    def of(self, scalings: Iterable[str]) -> LayoutSpec:
-        """How copies of a recipe with these scalings are stored."""
+    def transposes(self, format: DType) -> bool:
+        """Whether columnwise data of a format is transposed."""
+        return self.transposed if isinstance(self.transposed, bool) else format in self.transposed
+
+    def of(self, formats: Iterable[DType], scalings: Iterable[str]) -> LayoutSpec:
+        """How copies of a recipe with these formats and scalings are stored."""
+        of_formats = [self.transposes(each) for each in formats]
+        own = replace(self, transposed=any(of_formats) or not of_formats)
         names = {*scalings}
         if names and names <= {*self.scale_atoms}:
-            return replace(self, token_alignment=ATOM_ROWS)
-        return replace(self, scale_atoms=())
+            return replace(own, token_alignment=ATOM_ROWS)
+        return replace(own, scale_atoms=())

@@ -115,6 +115,7 @@ class Copy:
         amax: of the tensor or its groups, where the format keeps it.
         groups: buffer of the group sizes, where rows are grouped.
         atoms: whether scales lie in atoms, as ``LayoutSpec.scale_atoms`` has it.
+        untransposed: whether its blocks run along the rows of data that lies as the tensor does.
     """
 
     original: str
@@ -125,6 +126,7 @@ class Copy:
     amax: str | None = None
     groups: str | None = None
     atoms: bool = False
+    untransposed: bool = False
 
     @property
     def buffers(self) -> tuple[str, ...]:

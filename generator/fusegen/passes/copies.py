@@ -47,12 +47,13 @@ def make_copy(
         amax=buffers[2].name if len(buffers) > 2 else None,
         groups=grouped.name if grouped else None,
         atoms=bool(layout.scale_atoms),
+        untransposed=(orientation is Orientation.COLUMNWISE and not layout.transposes(spec.format)),
     )
     return copy, buffers
 
 
 def _check_layout(spec: QuantizationSpec, layout: LayoutSpec) -> None:
-    if not layout.transposed and (spec.format is DType.E2M1 or spec.hadamard):
+    if not layout.transposes(spec.format) and (spec.format is DType.E2M1 or spec.hadamard):
         raise NotPossible("columnwise copies of e2m1, and transformed ones, are transposed alone")
     if spec.hadamard and layout.token_alignment % spec.hadamard.size:
         raise NotPossible(

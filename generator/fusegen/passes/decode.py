@@ -7,6 +7,7 @@ otherwise; a second, fp32 scale over a tensor or group of such blocks is left fo
 a GEMM of any formats and scales is that of 16-bit operands, whatever instructions there are, and
 its sums are kept in fp32, whatever less a recipe allows.  Transposed copies are transposed back;
 those of rows in groups keep the padded space they lie in, and the GEMM runs over the padded groups.
+Of a recipe all copies are transposed, or none is.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ def why_emulated(
     step: Step, arch: ArchSpec, recipe: RecipeSpec, buffers: Mapping[str, Buffer]
 ) -> str:
     """Why a GEMM reads decoded operands; empty where it does not."""
-    gemm = is_gemm(step) and step.copies
-    if not (arch.has_kernels and arch.layout.transposed and gemm):
+    if not (arch.has_kernels and is_gemm(step) and step.copies):
         return ""
     variant = variant_of(step, recipe, buffers)
     missing = _missing(step, arch, recipe, variant)
@@ -77,7 +77,8 @@ def decode_operands(
 ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
     """Steps that decode a GEMM's copies, then the GEMM of what they give; new buffers."""
     decoded = [_decode(copy, recipe.roles[copy.role], buffers, layout) for copy in step.copies]
-    if step.copies[0].orientation is Orientation.COLUMNWISE and step.input("groups"):
+    along_tokens = _is_transposed(step.copies[0])
+    if along_tokens and step.input("groups"):
         decoded[0] = _with_padded_sizes(*decoded[0], buffers)
     steps = [replace(each, item=step.item) for each, _ in decoded]
     made = tuple(buffer for _, each in decoded for buffer in each)
@@ -89,7 +90,7 @@ def decode_operands(
     ]
     sizes = step.sizes
     groups = step.input("groups")
-    if step.copies[0].orientation is Orientation.COLUMNWISE:
+    if along_tokens:
         sizes = tuple((name, tokens if name == "tokens" else size) for name, size in sizes)
         groups = made[1].name if groups else None
     inputs += [Operand("groups", groups)] if groups else []
@@ -100,7 +101,7 @@ def _decode(
     copy: Copy, spec: QuantizationSpec, buffers: Mapping[str, Buffer], layout: LayoutSpec
 ) -> tuple[Step, tuple[Buffer, ...]]:
     tensor = Original.of_copy(copy, buffers)
-    transposed = copy.orientation is Orientation.COLUMNWISE
+    transposed = _is_transposed(copy)
     rows = decoded_rows(tensor, copy, layout)
     out = Buffer(
         f"{copy.data}_decoded", DType.BFLOAT16, Shape(None, (*tensor.stack, rows, tensor.columns))
@@ -130,11 +131,16 @@ def _decode(
     ), (out,)
 
 
+def _is_transposed(copy: Copy) -> bool:
+    return copy.orientation is Orientation.COLUMNWISE and not copy.untransposed
+
+
 def _by_group(copy: Copy, spec: QuantizationSpec, layout: LayoutSpec) -> bool:
     """Whether a row is decoded by a scale that is found by its group, too."""
     token_major = layout.token_major and spec.along_tokens(copy.role, copy.orientation)
     moved = token_major or copy.atoms
-    return spec.end_scale is EndScale.NONE and (spec.block[0] != 1 or moved)
+    of_rows = spec.block[0] != 1 or copy.untransposed
+    return spec.end_scale is EndScale.NONE and (of_rows or moved)
 
 
 def _with_padded_sizes(

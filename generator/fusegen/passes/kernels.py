@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..families.family import ATOMS, HADAMARD, Config, Demand, offers
+from ..families.family import ATOMS, HADAMARD, UNTRANSPOSED, Config, Demand, offers
 from ..families.limits import SHARED_BYTES, SHARED_MEMORY
 from ..families.registry import known_family
 from ..ir.buffers import Buffer
@@ -195,10 +195,13 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
     atoms = [ATOMS] if step.copies[0].atoms else []
     if decodes(step):
-        transposed = step.copies[0].orientation is Orientation.COLUMNWISE
-        by_group = specs[0].square > 1 and step.input("groups") is not None and not transposed
+        copy = step.copies[0]
+        columnwise = copy.orientation is Orientation.COLUMNWISE
+        transposed = columnwise and not copy.untransposed
+        by_group = specs[0].square > 1 and step.input("groups") is not None and not columnwise
         scalings = (specs[0].scaling,) if step.input("a_scale") else ()
         traits = [*([] if scalings else [CODES]), *(["transposed"] if transposed else [])]
+        traits += [UNTRANSPOSED] if scalings and copy.untransposed else []
         traits += atoms if scalings else []
         traits += ["by_group"] if by_group and not atoms else []
         return Variant((specs[0].format,), scalings, tuple(traits))
@@ -206,13 +209,16 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
         orientation = step.copies[0].orientation
         transform = specs[0].hadamard
         transformed = transform is not None and transform.orientation is orientation
-        traits = [orientation.value, *([HADAMARD] if transformed else []), *atoms]
+        traits = [orientation.value, *([HADAMARD] if transformed else [])]
+        traits += [UNTRANSPOSED] if step.copies[0].untransposed else []
+        traits += atoms
         return Variant((specs[0].format,), (specs[0].scaling,), tuple(traits))
     if makes_copies(step):
         spec = specs[0]
         columnwise = any(c.orientation is Orientation.COLUMNWISE for c in step.copies)
         traits = [spec.rounding.value] if spec.rounding is Rounding.STOCHASTIC else []
         traits += [HADAMARD] if spec.hadamard and columnwise else []
+        traits += [UNTRANSPOSED] if any(copy.untransposed for copy in step.copies) else []
         traits += atoms
         return Variant((spec.format,), (spec.scaling,), tuple(traits))
     accumulation = recipe.gemm[GemmKind(step.kind)]

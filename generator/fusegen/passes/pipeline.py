@@ -37,6 +37,7 @@ from .join_quantize import join_quantize
 from .join_saved import join_saved
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
+from .layout import with_layout
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
@@ -45,7 +46,6 @@ from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
-from .scale_atoms import with_atoms
 from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
@@ -117,7 +117,7 @@ def context_of(
     if reason:
         raise NotPossible(reason)
     gemms = module_facts(module, specs.ops).gemms
-    recipe, arch = with_atoms(recipe, specs.archs[arch_name], gemms=gemms)
+    recipe, arch = with_layout(recipe, specs.archs[arch_name], gemms=gemms)
     return Context(cell, specs, module, recipe, arch, cell.options, derivations)
 
 

@@ -21,7 +21,7 @@ Dims = Mapping[str, str]
 
 
 def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, ...] = ()) -> Draft:
-    """Let steps that decode a copy for the backward read a weight that binds their length's symbol.
+    """Let steps of the backward that read copies read a weight that binds their length's symbol.
 
     A copy's rows are padded, so that it does not bind the symbol of their length; the columns of
     another argument may, if it is there whenever the step runs.  A weight costs nothing to keep,
@@ -47,22 +47,28 @@ def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
         return {binding.symbol for binding in bind_dimensions(draft.buffers, arguments)}
 
     def with_binding(step: Step) -> Step:
-        if not takes(step, LIKE):
+        if not (step.copies and takes(step, LIKE)):
             return step
         unbound = draft.buffers[step.out].shape.symbols() - bound(step)
         if not unbound:
             return step
-        weight = _weight_beside(draft, step.copies[0])
+        weight = _weight_beside(draft, step)
         return replace(step, inputs=(*step.inputs, Operand(LIKE, weight)))
 
     return replace(draft, backward=tuple(with_binding(step) for step in draft.backward))
 
 
-def _weight_beside(draft: Draft, copy: Copy) -> str:
-    """The weight that a copy is of, or is multiplied by in the forward."""
-    read = (step.copies for step in draft.forward if is_gemm(step))
-    copies = next((each for each in read if copy in each), (copy,))
-    return next(each.original for each in copies if each.role is Role.WEIGHT)
+def _weight_beside(draft: Draft, step: Step) -> str:
+    """The weight that a copy of a step is of, or whose original is multiplied by it forward."""
+    read = {copy.original for copy in step.copies}
+    forward = (copy for each in draft.forward if is_gemm(each) for copy in _beside(each, read))
+    return next(c.original for c in (*step.copies, *forward) if c.role is Role.WEIGHT)
+
+
+def _beside(gemm: Step, originals: set[str]) -> tuple[Copy, ...]:
+    """The copies of a GEMM that reads one of these tensors."""
+    own = {copy.original for copy in gemm.copies}
+    return gemm.copies if own & originals else ()
 
 
 def programs_of(draft: Draft, dims: Dims) -> tuple[Program, ...]:

@@ -1,10 +1,11 @@
 """Quantise: put a GEMM's operands into the recipe's formats.
 
-Each GEMM reads copies of its operands whose blocks run along the contraction: fprop and dgrad
-read rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  All
-copies of a tensor are made in one step, from high precision, where its first GEMM needs one;
-those that the backward reads of a tensor which it makes again, in the backward, by the scales that
-the forward used.
+Each GEMM reads copies of its operands whose blocks run along the contraction: fprop and dgrad read
+rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnwise.  Where a
+tensor's columnwise copy would be its rowwise one, that is read in its place.  All copies of a
+tensor are made in one step, from high precision, where its first GEMM needs one; those that the
+backward reads of a tensor which it makes again, in the backward, by the scales that the forward
+used.
 
 A backward of another precision reads operands of the module's own type: the tensors themselves, or
 what the forward's copies of them stand for, which then are all that is saved.
@@ -32,7 +33,7 @@ from ..options.backward_precision import BackwardPrecision
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_gemm, quantizes
-from ..steps.copies import Original, copy_slots
+from ..steps.copies import Original, copy_slots, serves_both
 from ..steps.dequantize import DEQUANTIZE
 from ..steps.snapshot import SNAPSHOT
 from .copies import make_copy, quantize_step, scratch
@@ -174,6 +175,8 @@ class _Copies:
                 inputs.append(operand)
                 continue
             key = _Tensor(operand.buffer, role, operand.buffer in again)
+            if serves_both(self.recipe.roles[role], self.arch.layout):
+                orientation = Orientation.ROWWISE
             copy = self._copy(draft, key, orientation, step.input("groups"))
             copies.append(copy)
             inputs += copy_slots(operand.slot, copy)

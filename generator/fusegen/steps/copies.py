@@ -1,10 +1,11 @@
 """Quantised copies of a tensor as steps store them: what ``reference/_quantize.py`` lays out.
 
-Rowwise data has the tensor's shape with its rows padded to the pitch; columnwise data is transposed
-where the architecture's MMA reads one major only, and rows in groups then start at multiples of the
-alignment, in the padded token space ``a * (T // a + E)``.  Scales are in logical order, but for
-those of tokens where the layout says so, and for those that lie in atoms of 128 rows by 4 blocks:
-``[rows / 128, blocks / 4, 32, 4, 4]``, the rows of a columnwise copy being the tensor's columns.
+Rowwise data has the tensor's shape with its rows padded to the pitch, and so has columnwise data
+but where the architecture's MMA reads one major only.  There it is transposed, and rows in groups
+start at multiples of the alignment, in the padded token space ``a * (T // a + E)``.  Scales are in
+logical order, but for those of tokens where the layout says so, and for those that lie in atoms of
+128 rows by 4 blocks: ``[rows / 128, blocks / 4, 32, 4, 4]``, the rows of a columnwise copy being
+the tensor's columns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..ir import dtypes
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, LayoutSpec
-from ..ir.quantization import Extent, Orientation, QuantizationSpec, Role
+from ..ir.quantization import Extent, Orientation, QuantizationSpec, Role, Rounding
 from ..ir.shapes import Const, Expr, Shape, add, align, ceildiv, floordiv, mul, product
 from ..ir.step import Copy, Operand
 
@@ -106,6 +107,17 @@ class Original:
         return mul(Const(layout.token_alignment), starts)
 
 
+def serves_both(spec: QuantizationSpec, layout: LayoutSpec) -> bool:
+    """Whether a rowwise copy is the columnwise one, too.
+
+    Blocks that are as high as wide are the same blocks in either orientation, and so are codes that
+    lie as the tensor does.  In atoms the scales of the two would follow each other otherwise.
+    """
+    rows, columns = spec.block
+    alike = rows == columns and spec.hadamard is None and spec.rounding is Rounding.NEAREST
+    return alike and not layout.scale_atoms and not layout.transposes(spec.format)
+
+
 def copy_slots(slot: str, copy: Copy) -> list[Operand]:
     """Data, scale and, where there is one, amax of a copy as operands."""
     names = (slot, f"{slot}_scale", f"{slot}_amax")
@@ -156,7 +168,8 @@ def stored_amaxes(
 
 def decoded_rows(tensor: Original, copy: Copy, layout: LayoutSpec) -> Expr:
     """Rows of a matrix that a copy is decoded to: all that transposed tokens have codes of."""
-    if copy.orientation is Orientation.ROWWISE or copy.role is Role.WEIGHT:
+    as_they_are = copy.orientation is Orientation.ROWWISE or copy.untransposed
+    if as_they_are or copy.role is Role.WEIGHT:
         return tensor.rows
     return tensor.padded_rows(layout) if copy.groups else align(tensor.rows, _ROWS)
 
@@ -171,7 +184,7 @@ def _pitched(elements: Expr, format: DType, layout: LayoutSpec) -> Expr:
 def _data_shape(
     tensor: Original, orientation: Orientation, format: DType, layout: LayoutSpec
 ) -> Shape:
-    if orientation is Orientation.ROWWISE or not layout.transposed:
+    if orientation is Orientation.ROWWISE or not layout.transposes(format):
         return Shape(None, (*tensor.stack, tensor.rows, _pitched(tensor.columns, format, layout)))
     length = tensor.rows if tensor.groups is None else tensor.padded_rows(layout)
     return Shape(None, (*tensor.stack, tensor.columns, _pitched(length, format, layout)))

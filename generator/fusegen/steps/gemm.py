@@ -5,12 +5,12 @@ from __future__ import annotations
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.shapes import Const, Expr, mul, product
-from ..ir.step import Step
+from ..ir.step import LIKE, Step
 from .definition import Reference, StepDef, Trait
 from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Origin, sizes
 
 _KINDS = tuple(kind.value for kind in GemmKind)
-_COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax"))
+_COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax", LIKE))
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
 PLAIN = Launch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...families.family import ATOMS
+from ...families.family import ATOMS, UNTRANSPOSED
 from ...families.registry import enumerator, known_family
 from ...ir import dtypes
 from ...ir.dtypes import DType
@@ -123,6 +123,7 @@ class QuantizedText:
         columnwise: whether a kernel reads a columnwise copy.
         transposed: whether a kernel that decodes transposes matrices.
         by_group: whether blocks of lines begin with their groups.
+        untransposed: whether columnwise copies that a kernel writes or reads lie as rows.
         atoms: the last argument of a kernel whose scales lie in atoms; empty of another.
         a, b: element types of a GEMM's operands.
         gemm_scaling: scales of a GEMM.
@@ -136,6 +137,7 @@ class QuantizedText:
     columnwise: str = ""
     transposed: str = ""
     by_group: str = ""
+    untransposed: bool = False
     atoms: str = ""
     a: str = ""
     b: str = ""
@@ -317,6 +319,7 @@ def _quantized_text(template: str, variant: Variant | None) -> QuantizedText:
         columnwise=has("columnwise"),
         transposed=has("transposed"),
         by_group=has("by_group"),
+        untransposed=UNTRANSPOSED in variant.traits,
         atoms=", true" if ATOMS in variant.traits else "",
         a=cuda[0],
         b=cuda[-1],

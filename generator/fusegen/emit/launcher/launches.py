@@ -9,7 +9,14 @@ from ...ir import dtypes
 from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.plan import ModulePlan
 from ...ir.program import Program
-from ...ir.quantization import Orientation, QuantizationSpec, Role, ScaleRounding, ScaleRule
+from ...ir.quantization import (
+    Extent,
+    Orientation,
+    QuantizationSpec,
+    Role,
+    ScaleRounding,
+    ScaleRule,
+)
 from ...ir.shapes import Expr, Shape, Sym, mul, product, substitute, to_cpp
 from ...ir.step import Chunks, Copy, Step
 from ...ir.words import AttributeType
@@ -301,7 +308,7 @@ def _quantize_fields(at: _Place) -> dict[str, str]:
         place = f"quantize.{copy.orientation.value}"
         fields[f"{place}.data"] = writable(copy.data, when)
         fields[f"{place}.scale"] = writable(copy.scale, when)
-        fields[f"{place}.pitch"] = _pitch(plan, copy)
+        fields[f"{place}.pitch"] = "0" if copy.untransposed else _pitch(plan, copy)
         if copy.amax:
             amax = f"{copy.orientation.value}_amax"
             fields[amax] = f"floats({writable(copy.amax, when)})"
@@ -335,9 +342,9 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
     """Fields of rows in groups, where scales depend on the group or lie where it begins."""
     groups, copy = step.input("groups"), step.copies[0]
     spec = dict(plan.quantizations)[copy.role]
-    own_scale, square = spec.scaling == "tensor", spec.square
+    own_scale = spec.scaling == "tensor"
     by_token = plan.token_major(copy) or copy.atoms
-    start = plan.layout.token_alignment if by_token else square
+    start = plan.layout.token_alignment if by_token else _lines_per_scale(copy, spec)
     if groups is None or not (own_scale or start > 1 or step.input("a_amax")):
         return {}
     return {
@@ -346,6 +353,12 @@ def _line_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, st
         "scale_group": "1" if own_scale else "",
         "row_align": str(start) if start > 1 else "",
     }
+
+
+def _lines_per_scale(copy: Copy, spec: QuantizationSpec) -> int:
+    """Lines of a copy that share scales: of one that lies as the tensor does, those of a block."""
+    rows = spec.block[1]
+    return rows if copy.untransposed and not isinstance(rows, Extent) else spec.square
 
 
 def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
@@ -365,7 +378,7 @@ def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
         line, block = "", ""
     elif len(inner) == 1:
         line, block = "1", ""
-    elif copy.orientation is Orientation.ROWWISE and not token_major:
+    elif copy.untransposed or (copy.orientation is Orientation.ROWWISE and not token_major):
         line, block = to_cpp(inner[1]), "1"
     else:
         line, block = "1", to_cpp(inner[1])
@@ -376,7 +389,7 @@ def _scale_strides(at: _Place, slot: str) -> dict[str, str]:
         "scale_matrix": matrix,
         "scale_line": line,
         "scale_block": block,
-        "lines_per_scale": str(spec.square),
+        "lines_per_scale": str(_lines_per_scale(copy, spec)),
     }
 
 

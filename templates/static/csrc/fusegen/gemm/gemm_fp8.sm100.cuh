@@ -1,6 +1,6 @@
 // Grouped and dense GEMM for sm_100a with FP8 operands: the kernel of gemm/gemm.sm100.cuh over
-// codes, whose scales visit the result. The tensor core's own sums are as good as fp32 ones, so
-// there is one code for `Accumulation::fast` and `split`.
+// codes, which lie as gemm/operands_codes.sm100.cuh says and whose scales visit the result. The tensor
+// core's own sums are as good as fp32 ones, so there is one code for `Accumulation::fast` and `split`.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "fusegen/gemm/config_fp8.cuh"
 #include "fusegen/gemm/gemm.sm100.cuh"
 #include "fusegen/gemm/gemm_fp8.h"
-#include "fusegen/gemm/operands_fp8.sm90.cuh"
+#include "fusegen/gemm/operands_codes.sm100.cuh"
 
 namespace fusegen {
 
@@ -42,11 +42,16 @@ static Status launch_fp8_tcgen05_gemm(const Fp8GemmArguments& in, Stream& stream
   static_assert(scaling != Fp8Scaling::block, "sums in tensor memory have no scales of blocks");
   using T = Fp8Tcgen05Traits<kind, A, B, Config, store>;
   const GemmArguments& gemm = in.gemm;
-  if (Status status = check_fp8_arguments<kind>(in); !status.ok()) return status;
+  Status status = check_arguments(gemm);
+  if (status.ok()) status = check_code_rows<kind>(gemm, in.pitch_a, in.pitch_b);
+  if (!status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
+  if (in.scale_a == nullptr || in.scale_b == nullptr) {
+    return {static_cast<int>(cudaErrorInvalidValue), "scale_a and scale_b"};
+  }
   CUtensorMap a, b, d;
-  Status status = encode_fp8_operands<kind, Result, T>(in, &a, &b, &d);
+  status = encode_codes_as_rows<kind, Result, T>(gemm, in.pitch_a, in.pitch_b, &a, &b, &d);
   if (!status.ok()) return status;
   Tcgen05Scales<kind, scaling> scales;
   set_scales<kind>(in, &scales);

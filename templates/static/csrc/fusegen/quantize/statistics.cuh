@@ -28,8 +28,16 @@ struct StatisticsConfig {
   static constexpr bool kColumnwise = columnwise;
   static constexpr bool kHadamard = transformed;  // the copy is of a transform
   static constexpr bool kAtoms = atoms;           // scales lie as scale_atoms.cuh says
+  static constexpr bool kUntransposed = false;
 
   static_assert(!transformed || columnwise, "transforms run along rows");
+};
+
+// Of a columnwise copy that lies as the tensor does: see untransposed.cuh.
+template <class Config>
+struct OfUntransposed : Config {
+  static constexpr bool kUntransposed = true;
+  static_assert(Config::kColumnwise && !Config::kHadamard);
 };
 
 namespace quantizing {
@@ -112,7 +120,7 @@ class TileReader {
 
   __device__ __forceinline__ void count(Tally& tally) const {
     if (column_ >= columns_ || slice_.rows() == 0) return;
-    if constexpr (Config::kColumnwise) {
+    if constexpr (Config::kColumnwise && !Config::kUntransposed) {
       count_columns(tally);
     } else {
       count_rows(tally);
@@ -135,10 +143,11 @@ class TileReader {
     for (int r = 0; r < kWarpRows; ++r) {
       if (r >= rows) continue;
       const uint32_t word = *reinterpret_cast<const Codes*>(codes + r * in_.pitch);
-      const float scale = scale_of(r, column_);
+      const float scale = Config::kUntransposed ? 0.0f : scale_of(r, column_);
 #pragma unroll
       for (int c = 0; c < kLaneColumns; ++c) {
-        count_one(tally, values_.at(r, c), word >> (c * Format::kBits) & kCode, scale);
+        const float own = Config::kUntransposed ? scale_of(r, column_ + c) : scale;
+        count_one(tally, values_.at(r, c), word >> (c * Format::kBits) & kCode, own);
       }
     }
   }
