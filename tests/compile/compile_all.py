@@ -4,10 +4,10 @@
 
 Without architectures, all that have kernels. `--sample` takes the cells that stand for the others
 (`SAMPLE`), `--unit` the units whose names hold a text; `--record` keeps what was found for
-docs/architectures.md, after every few units, so that a run which is ended loses next to nothing: its
-objects are cached, and the next run goes on with what they lack. Exit code 1 if a contract is
-broken; a unit that breaks its own is not recorded. What calls kernels is compiled with the committed
-bundles, by `make test-kernels`.
+docs/architectures.md, after every few units, so that a run which is ended loses next to nothing:
+its objects are cached, and the next run goes on with what they lack. Exit code 1 if a contract is
+broken; a unit that breaks its own is not recorded. What calls kernels is compiled with the
+committed bundles, by `make test-kernels`.
 """
 
 from __future__ import annotations
