@@ -255,8 +255,12 @@ def _extent(record: Mapping[str, Any]) -> str:
     """How much of an architecture is on record."""
     if not record:
         return "not on record"
-    what = f"{len(record['units'])} units of {record['cells']} cells with CUDA {record['toolkit']}"
-    return what if record["complete"] else f"{what}, a part of all"
+    count, toolkit = len(record["units"]), record["toolkit"]
+    if record["complete"]:
+        return f"all {count} units of all {record['cells']} cells, with CUDA {toolkit}"
+    if record["whole"]:
+        return f"{count} units of {record['whole']} that all cells have, with CUDA {toolkit}"
+    return f"{count} units of {record['cells']} cells with CUDA {toolkit}, a part of all"
 
 
 def _families(arch: ArchSpec, units: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,9 @@
 
 Without architectures, all that have kernels. `--sample` takes the cells that stand for the others
 (`SAMPLE`), `--unit` the units whose names hold a text; `--record` keeps what was found for
-docs/architectures.md. Exit code 1 if a contract is broken. What calls kernels is compiled with the
+docs/architectures.md, after every few units, so that a run which is ended loses next to nothing:
+its objects are cached, and the next run goes on with what they lack. Exit code 1 if a contract is
+broken; a unit that breaks its own is not recorded. What calls kernels is compiled with the
 committed bundles, by `make test-kernels`.
 """
 
@@ -15,7 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fusegen.build.compilation import commands
@@ -47,6 +49,8 @@ RECORD = ROOT / "docs" / "architectures.json"
 SAMPLE = ("grouped_mlp", "linear", "quantize")
 """Modules that stand for the others: they have GEMMs of all operands, grouped and dense, and every
 way to quantise."""
+AT_ONCE = 16
+"""Units that are compiled before what was found is recorded."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +84,35 @@ class Compiled:
 
     Attributes:
         toolkit: CUDA version of the compiler.
-        complete: whether all cells were compiled, not a sample.
-        cells: how many.
-        units: by name.
-        broken: what of their contracts is not kept, a line each.
+        complete: whether every unit of every cell was compiled, and keeps its contract.
+        cells: how many were planned.
+        whole: number of units that all cells have; None where they were not all planned.
+        units: those that keep their contracts, by name.
+        broken: what of their contracts the others do not keep, by name.
     """
 
     toolkit: str
     complete: bool
     cells: int
+    whole: int | None
     units: Mapping[str, Unit]
-    broken: tuple[str, ...]
+    broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def cells_of(specs: SpecSet, *, sample: bool) -> Iterator[Cell]:
-    """Every module under every recipe, plain and with every choice by itself."""
-    words = [word for option in OPTIONS for word in option.further]
-    for name, module in specs.modules.items():
-        if sample and name not in SAMPLE:
-            continue
-        cells = product([name], specs.recipes)
-        yield from cells
-        for word in () if sample else words:
+    """Every module under every recipe, plain first, then with every choice by itself.
+
+    Units are compiled in the order in which cells need them: a run that is ended has those that
+    most cells use.
+    """
+    if sample:
+        yield from product(SAMPLE, specs.recipes)
+        return
+    yield from product(specs.modules, specs.recipes)
+    for word in (word for option in OPTIONS for word in option.further):
+        for name, module in specs.modules.items():
             if not_offered(word, module, specs.ops) is None:
-                yield from with_options(specs, cells, [word])
+                yield from with_options(specs, product([name], specs.recipes), [word])
 
 
 def plans_of(specs: SpecSet, arch: str, cells: Iterable[Cell]) -> Iterator[ModulePlan]:
@@ -121,21 +130,24 @@ def compiled(
     arch: str,
     cells: Iterable[Cell],
     *,
-    complete: bool = False,
+    whole: bool = False,
     unit: str = "",
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> Compiled:
+) -> Iterator[Compiled]:
     """Render the kernels of cells, compile them and look at what came of it.
 
     Args:
         specs: that have the architecture.
         arch: its name.
         cells: of which those that cannot be made are left out.
-        complete: whether they are all that there are.
+        whole: whether they are all that there are.
         unit: part of the names of units to compile; all without.
         jobs: units compiled at a time.
         progress: hears of every unit.
+
+    Yields:
+        What was found so far, after every few units; the last one is all of it.
 
     Raises:
         BuildError: one does not compile.
@@ -158,35 +170,42 @@ def compiled(
 
     namespace = default_namespace(DEFAULT_PREFIX, arch)
     files = polish(render_kernels(seen(), spec, namespace, Inputs().renderer(())))
+    wanted = tuple(name for name in families if unit in Path(name).stem)
+    found = Compiled(dotted(tools.version), False, count, len(families) if whole else None, {})
+    print(f"{arch}: {len(wanted)} units of {count} cells", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="fusegen-") as folder:
         root = Path(folder).resolve()
         for path, artifact in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(artifact.data)
-        wanted = tuple(sorted(name for name in families if unit in Path(name).stem))
-        sources = Sources(namespace, spec.gencode or "", {"all": CellUnits("", wanted)})
-        objects = _compile(root, sources, tools, jobs or default_jobs(), progress or Silent())
-        codes = {name: _code(promised[name], objects[name]) for name in wanted}
-        units = {
-            Path(name).stem: _unit(families[name], promised[name], objects[name], codes[name])
-            for name in wanted
-        }
-        broken = tuple(
-            f"{arch} {name}: {what}"
-            for name in wanted
-            for what in promised[name].breaches(objects[name].report, codes[name])
-        )
-    return Compiled(dotted(tools.version), complete, count, units, broken)
+        for start in range(0, len(wanted), AT_ONCE):
+            names = wanted[start : start + AT_ONCE]
+            sources = Sources(namespace, spec.gencode or "", {"all": CellUnits("", names)})
+            objects = _compile(root, sources, tools, jobs or default_jobs(), progress or Silent())
+            for name in names:
+                found = _with(found, name, families[name], promised[name], objects[name])
+            yield replace(found, complete=len(found.units) == found.whole)
 
 
 def _compile(
     root: Path, sources: Sources, tools: Toolchain, jobs: int, progress: Progress
 ) -> dict[str, CachedObject]:
     scratch = root / "objects"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     every = commands(root / "csrc", sources, tools, scratch, strict=True, lineinfo=False)
     kernels = [each for each in every if each.name.endswith(".cu")]
     return compile_units(kernels, scratch, ObjectCache(default_root()), jobs, progress)
+
+
+def _with(
+    found: Compiled, name: str, family: str, promise: Promise, compiled: CachedObject
+) -> Compiled:
+    """What was found, and one more unit, or what it breaks."""
+    stem, code = Path(name).stem, _code(promise, compiled)
+    if breaches := tuple(promise.breaches(compiled.report, code)):
+        return replace(found, broken={**found.broken, stem: breaches})
+    unit = _unit(family, promise, compiled, code)
+    return replace(found, units={**found.units, stem: unit})
 
 
 def _code(promise: Promise, compiled: CachedObject) -> Code:
@@ -221,25 +240,32 @@ def read(path: Path = RECORD) -> dict[str, Compiled]:
             toolkit=found["toolkit"],
             complete=found["complete"],
             cells=found["cells"],
+            whole=found["whole"],
             units={
                 name: Unit(**{**unit, "opcodes": tuple(unit["opcodes"])})
                 for name, unit in found["units"].items()
             },
-            broken=(),
         )
         for arch, found in data.items()
     }
 
 
 def joined(before: Compiled | None, found: Compiled) -> Compiled:
-    """What is on record with some units that were compiled again, which make nothing complete."""
-    if before is None:
+    """What is on record, with what was found now in the place of the same units.
+
+    Units of which nothing was found stay until a run has found all: before that, nobody knows
+    whether they are still there.
+    """
+    if before is None or found.complete:
         return found
+    units = {name: unit for name, unit in before.units.items() if name not in found.broken}
+    known = not found.broken and {*found.units} <= {*units}
     return replace(
         found,
-        complete=before.complete and {*found.units} <= {*before.units},
+        complete=before.complete and known,
         cells=max(before.cells, found.cells),
-        units={**before.units, **found.units},
+        whole=before.whole if found.whole is None else found.whole,
+        units={**units, **found.units},
     )
 
 
@@ -251,17 +277,22 @@ def dump(found: Mapping[str, Compiled]) -> str:
             f"    {json.dumps(name)}: {json.dumps(asdict(unit))}"
             for name, unit in sorted(each.units.items())
         )
-        facts = {"toolkit": each.toolkit, "complete": each.complete, "cells": each.cells}
+        facts = {
+            "toolkit": each.toolkit,
+            "complete": each.complete,
+            "cells": each.cells,
+            "whole": each.whole,
+        }
         head = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items())
         archs.append(f'  {json.dumps(arch)}: {{{head}, "units": {{\n{units}\n  }}}}')
     return "{\n" + ",\n".join(archs) + "\n}\n"
 
 
 def summary(arch: str, found: Compiled) -> Iterator[str]:
-    """A table of families, for people."""
+    """A table of families, and what is broken, for people."""
     yield (
         f"{arch}: {len(found.units)} units of {found.cells} cells, CUDA {found.toolkit},"
-        f" {len(found.broken)} breaches"
+        f" {len(found.broken)} that break their contracts"
     )
     yield f"  {'family':<24} units  registers  shared bytes   cpu s      MiB  kB of an object"
     for family in sorted({unit.family for unit in found.units.values()}):
@@ -273,13 +304,15 @@ def summary(arch: str, found: Compiled) -> Iterator[str]:
             f" {max(times, default=float('nan')):>7.1f} {max(u.mebibytes for u in units):>8}"
             f" {max(u.kilobytes for u in units):>16}"
         )
+    for name, breaches in found.broken.items():
+        yield from (f"{arch} {name}: {what}" for what in breaches)
 
 
 class Lines:
     """One line for every unit that was compiled."""
 
     def start(self, total: int) -> None:
-        print(f"{total} units", file=sys.stderr, flush=True)
+        """Of a few units; they are told one by one."""
 
     def unit_done(self, name: str, *, cached: bool, seconds: float) -> None:
         if not cached:
@@ -304,22 +337,24 @@ def main(words: Sequence[str] | None = None) -> int:
     with_kernels = [name for name, spec in specs.archs.items() if spec.has_kernels]
     if unknown := sorted({*asked.arch} - {*with_kernels}):
         parser.error(f"no architecture {unknown[0]!r} with kernels; there are {with_kernels}")
-    record, broken = read(), list[str]()
+    record, broken = read(), False
     for arch in asked.arch or with_kernels:
-        found = compiled(
+        before, found = record.get(arch), None
+        for found in compiled(
             specs,
             arch,
             cells_of(specs, sample=asked.sample),
-            complete=not (asked.sample or asked.unit),
+            whole=not (asked.sample or asked.unit),
             unit=asked.unit,
             jobs=asked.jobs,
             progress=Lines(),
-        )
-        print(*summary(arch, found), *found.broken, sep="\n", flush=True)
-        broken += found.broken
-        if asked.record and not found.broken:
-            record[arch] = found if found.complete else joined(record.get(arch), found)
-            RECORD.write_text(dump(record), "utf-8")
+        ):
+            if asked.record:
+                record[arch] = joined(before, found)
+                RECORD.write_text(dump(record), "utf-8")
+        if found is not None:
+            print(*summary(arch, found), sep="\n", flush=True)
+            broken = broken or bool(found.broken)
     return 1 if broken else 0
 
 

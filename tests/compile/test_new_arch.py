@@ -41,10 +41,15 @@ def test_a_bundle_has_the_points_that_fit_alone(specs: SpecSet) -> None:
     assert all(name.endswith("_mma_128x128x32_2x2_4_1") for name in gemms)
 
 
+def compiled(specs: SpecSet, unit: str) -> compile_all.Compiled:
+    """All that was found of the units whose names hold a text."""
+    return [*compile_all.compiled(specs, NAME, CELLS, unit=unit)][-1]
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_its_units_keep_their_contracts(specs: SpecSet, name: str) -> None:
-    found = compile_all.compiled(specs, NAME, CELLS, unit=name)
-    assert found.broken == () and found.cells == 2 and not found.complete
+    found = compiled(specs, name)
+    assert found.broken == {} and found.cells == 2 and not found.complete
     unit = found.units[name]
     assert [*found.units] == [name] and unit.registers <= unit.most_registers == 255
     assert unit.shared_memory <= 99 * 1024
@@ -65,25 +70,46 @@ def stricter(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:
 
 def test_a_broken_contract_is_told(specs: SpecSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_all, "promises", stricter)
-    found = compile_all.compiled(specs, NAME, CELLS, unit=UNITS[0])
-    said = "\n".join(found.broken)
-    assert said.startswith(f"{NAME} kernels/{UNITS[0]}.cu: compiled in 0.2 GiB of memory, expected")
+    found = compiled(specs, UNITS[0])
+    assert [*found.broken] == [UNITS[0]] and found.units == {}, "it is not recorded"
+    said = "\n".join(compile_all.summary(NAME, found))
+    assert f"{NAME} {UNITS[0]}: compiled in 0.2 GiB of memory, expected" in said
     assert "no instruction QMMA, expected one" in said
     assert "registers, expected 100 at most" in said
 
 
+def test_what_was_found_is_told_after_every_few_units(
+    specs: SpecSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end of the run in between loses no more than those."""
+    monkeypatch.setattr(compile_all, "AT_ONCE", 1)
+    few = compile_all.compiled(specs, NAME, CELLS, unit="_fprop_mma_128x128x32", whole=True)
+    first, second = (next(few) for _ in range(2))
+    assert (len(first.units), len(second.units)) == (1, 2)
+    assert first.whole == second.whole and first.whole is not None and first.whole > 2
+    assert not second.complete
+
+
+UNIT = compile_all.Unit("norm", 128, 128, 64, ("HMMA.16816",), 1.5, 190, 70)
+WHOLE = compile_all.Compiled("13.0", True, 9, 2, {"a": UNIT, "b": UNIT})
+
+
 def test_a_record_reads_back(tmp_path: Path) -> None:
-    unit = compile_all.Unit("norm", 128, 128, 64, ("HMMA.16816",), 1.5, 190, 70)
-    whole = compile_all.Compiled("13.0", True, 9, {"a": unit, "b": unit}, ())
     path = tmp_path / "record.json"
-    path.write_text(compile_all.dump({"sm_80": whole, "sm_90a": whole}))
-    assert compile_all.read(path) == {"sm_80": whole, "sm_90a": whole}
+    path.write_text(compile_all.dump({"sm_80": WHOLE, "sm_90a": WHOLE}))
+    assert compile_all.read(path) == {"sm_80": WHOLE, "sm_90a": WHOLE}
     assert compile_all.read(tmp_path / "none.json") == {}
-    other = replace(unit, registers=64)
-    part = compile_all.Compiled("13.1", False, 2, {"a": other}, ())
-    assert compile_all.joined(whole, part) == replace(
-        whole, toolkit="13.1", units={"a": other, "b": unit}
-    )
+
+
+def test_a_record_is_joined_with_a_part() -> None:
+    other = replace(UNIT, registers=64)
+    part = compile_all.Compiled("13.1", False, 2, None, {"a": other})
+    joined = compile_all.joined(WHOLE, part)
+    assert joined == replace(WHOLE, toolkit="13.1", units={"a": other, "b": UNIT})
     more = replace(part, units={"c": other})
-    assert not compile_all.joined(whole, more).complete, "other cells were to be compiled, too"
+    assert not compile_all.joined(WHOLE, more).complete, "other cells were to be compiled, too"
     assert compile_all.joined(None, part) == part
+    broken = compile_all.joined(WHOLE, replace(part, units={}, broken={"a": ("a spill",)}))
+    assert not broken.complete and [*broken.units] == ["b"], "what broke is on record no more"
+    again = compile_all.Compiled("13.1", True, 9, 1, {"c": UNIT})
+    assert compile_all.joined(WHOLE, again) == again, "units that are gone are forgotten"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ from fusegen import cli
 from fusegen.build.toolchain import BuildError
 from fusegen.checks.load import load
 from fusegen.commands import following
-from fusegen.families.gpus import GPUS, gpu_called
+from fusegen.families.gpus import GPUS, Gpu, gpu_called
 from fusegen.publish import paths
 from fusegen.spec.serving import arch_called
 
@@ -74,6 +75,17 @@ def test_every_gpu_in_the_table_is_found_and_served() -> None:
         assert arch is not None and specs.archs[arch].runs_on(gpu.capability)
         assert 16 in gpu.rates and gpu.bandwidth > 1e11
     assert [gpu.capability for gpu in GPUS] == sorted(gpu.capability for gpu in GPUS)
+
+
+@pytest.mark.parametrize(
+    "gpu", [gpu for gpu in GPUS if gpu.name != "h20"], ids=lambda gpu: gpu.name
+)
+def test_rates_are_what_multiprocessors_do_in_a_cycle(gpu: Gpu) -> None:
+    """A power of two of operations: two derivations of a data sheet's number."""
+    for bits, rate in gpu.rates.items():
+        cycle = rate / (gpu.sms * gpu.gigahertz * 1e9)
+        assert cycle == pytest.approx(2 ** round(math.log2(cycle)), rel=0.015), bits
+        assert round(math.log2(rate / gpu.rates[16])) in (0, 1, 2, 3)
 
 
 def test_a_part_with_an_architecture_of_its_own_is_served_by_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from fusegen.commands.scaffold import new
 from fusegen.emit.manifest import MANIFEST, differing, render_manifest
 from fusegen.emit.render import Renderer
 from fusegen.ir.naming import Cell
+from fusegen.options import OPTIONS
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.lock import LOCK_NAME
 from fusegen.publish.paths import builtin_templates
 from fusegen.publish.selection import Selection, SelectionError, read_selection
+from fusegen.spec.cells import target_cells
 from fusegen.spec.editions import CURRENT
+from fusegen.spec.offers import words_of
 
 ARCH = "sm_86"
 KEPT = {"files": "linear", "digests": "silu, linear, linear_cross_entropy"}
@@ -93,6 +97,31 @@ def test_a_digest_is_of_its_cell_alone(out: Path, specs: Path, tmp_path: Path) -
     (specs / "targets" / "alone.yaml").write_text(yaml.safe_dump(alone))
     generate(tmp_path, specs, targets=("alone",))
     assert manifest(tmp_path) == {"linear__fp8_block": manifest(out)["linear__fp8_block"]}
+
+
+def test_a_target_of_every_option_has_each_choice_by_itself() -> None:
+    """Whatever the registry gets is named without being listed."""
+    specs = api.load_specs()
+    target = replace(specs.targets["representative"], modules=("linear", "silu"), every_option=True)
+    specs = replace(specs, targets={"each": target})
+    cells = target_cells(specs, ["each"])["sm_120a"].files
+    for name in target.modules:
+        offered = words_of(specs.modules[name], specs.ops)
+        found = {cell.options for cell in cells if cell.module == name and cell.recipe == "bf16"}
+        assert offered and found == {(word,) for word in offered}
+    assert {cell.recipe for cell in cells} == {*target.recipes}
+
+
+def test_the_shipped_digests_have_every_option_and_every_recipe() -> None:
+    """Of architectures that nobody here can run."""
+    specs = api.load_specs()
+    cells = target_cells(specs, specs.targets)
+    kept = {arch: found.digests for arch, found in cells.items() if found.digests}
+    assert {*kept} == {"sm_89", "sm_100a", "sm_120a"}
+    for found in kept.values():
+        words = {word for cell in found for word in cell.options}
+        assert words == {word for option in OPTIONS for word in option.further}
+        assert {cell.recipe for cell in found if cell.options} == {*specs.recipes}
 
 
 @pytest.mark.slow

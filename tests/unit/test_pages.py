@@ -71,10 +71,13 @@ def test_what_units_came_to_stands_behind_their_contracts(
     unit = {"family": "quantize", "registers": 80, "shared_memory": 24016, "cpu_seconds": 12.34}
     more = {**unit, "registers": 105, "cpu_seconds": None, "mebibytes": 190, "kilobytes": 70}
     units = {"a": {**unit, "mebibytes": 200, "kilobytes": 653}, "b": more}
-    facts = {"toolkit": "13.0", "complete": False, "cells": 9, "units": units}
+    facts = {"toolkit": "13.0", "complete": False, "cells": 9, "whole": None, "units": units}
     monkeypatch.setattr(pages, "RECORD", tmp_path / "record.json")
-    (tmp_path / "record.json").write_text(json.dumps({"sm_80": facts}))
+    further = {"sm_89": {**facts, "whole": 30}, "sm_120a": {**facts, "complete": True}}
+    (tmp_path / "record.json").write_text(json.dumps({"sm_80": facts, **further}))
     text = "\n".join(pages.architectures())
+    assert "- Compiled: 2 units of 30 that all cells have, with CUDA 13.0" in text
+    assert "- Compiled: all 2 units of all 9 cells, with CUDA 13.0" in text
     assert "- Compiled: 2 units of 9 cells with CUDA 13.0, a part of all" in text
     assert (
         r"| `quantize` | 2 | 128 where `e2m1_nv_1x16`, 80 \| 105 | 48 \| 23.5 |  | 60 \| 12.3 |"

@@ -35,6 +35,9 @@ def check_target(target: TargetSpec, specs: SpecSet, source: Source) -> Iterator
     if ALL in target.archs and target.kept is Kept.DIGESTS:
         what = f"a bundle for {ALL} has files of its cells; leave out kept, or name the archs"
         yield source.problem(what, "kept")
+    if target.every_option and target.options:
+        what = "with every_option each choice comes by itself; leave out options"
+        yield source.problem(what, "options")
     yield from _options(target, specs, source)
 
 

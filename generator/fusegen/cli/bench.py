@@ -151,11 +151,10 @@ def _first_light(arch: str, *, dry_run: bool, as_json: bool) -> int:
     steps = first_light.first_light(arch, dry_run=dry_run, say=say)
     if as_json:
         rows = [{"what": step.what, "command": step.line} for step in steps]
-        answer({"arch": arch, "ran": not dry_run, "steps": rows, "left_out": first_light.ORACLES})
+        answer({"arch": arch, "ran": not dry_run, "steps": rows})
     elif dry_run:
         width = max(len(step.what) for step in steps)
         click.echo("\n".join(f"{step.what:<{width}}  {step.line}" for step in steps))
-    say(first_light.ORACLES)
     return ExitCode.OK
 
 

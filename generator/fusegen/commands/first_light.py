@@ -1,4 +1,4 @@
-"""The first run on a GPU that nobody had: tests, selection rules, benchmarks and their records.
+"""The first run on a GPU that nobody had: tests, oracles, selection rules, benchmarks, records.
 
 What is generated for such a GPU was compiled, and perhaps ran as a twin; its selection rules are
 from a model.  Each step is a command of its own, which may be run again by itself; the first that
@@ -23,15 +23,10 @@ from ..spec.serving import arch_of
 from ..spec.usage import UsageError, command_line, spec_named
 from .bench import BenchError
 
-ORACLES = (
-    "results are held against the reference in PyTorch alone: there is no harness for the kernels"
-    " of CUTLASS's builders"
-)
-"""What the run leaves out."""
-
 _FUSEGEN = "fusegen"
 _PYTHON = "python"
 _LEDGER = "tests/gpu/ledger.py"
+_ORACLES = "tests/gpu/oracles.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +83,7 @@ def _steps(arch: str, families: Sequence[str]) -> Iterator[Step]:
     build = Step("compile the bundle", (_PYTHON, _LEDGER, "build", arch))
     test = Step("run its tests on the GPU", (_PYTHON, _LEDGER, "test", arch))
     yield from (build, test)
+    yield Step("compare GEMMs with those of CUTLASS's builders", (_PYTHON, _ORACLES, arch))
     if families:
         swept = tuple(word for name in families for word in ("--sweep", name))
         yield Step("measure tiles, and write selection rules", (_FUSEGEN, "bench", *swept))

@@ -103,6 +103,7 @@ def _details(spec: AnySpec, specs: SpecSet) -> dict[str, object]:
                 "modules": list(spec.modules),
                 "recipes": list(spec.recipes),
                 "options": list(spec.options),
+                "every_option": spec.every_option,
             }
         case FusionSpec():
             return {"pass": spec.pass_.value}

@@ -1,6 +1,19 @@
 """GPUs by the names people have for them: what runs on them, and what their data sheets promise.
 
-Bandwidths and rates are those of NVIDIA's data sheets of each product, without sparsity.
+Bandwidths and rates are those of NVIDIA's data sheets of each product, without sparsity: of the
+A100, A30, A10, A40, L4, L40S, H100 (SXM, PCIe, NVL), H200 and GH200; of the RTX 4090 the appendix
+of "NVIDIA Ada GPU Architecture", of the RTX 5090 and RTX PRO 6000 that of "NVIDIA RTX Blackwell GPU
+Architecture"; of the B200 that of the HGX board.  They were compared with what others print of
+them: https://glennklockwood.com/garden/processors (H100, B200), https://hmc-tech.com/gpus (A100,
+A40, RTX 4090, B200, RTX PRO 6000), https://archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html
+(both H100), https://store.sourcecode.com (L4, L40S).  Clocks are those at which SMs times the
+operations of their matrix instructions per cycle, a power of two, give the rates, which a test
+holds; of the H20 that is not so, whose rates are cut.
+
+Where sheets and devices differ, the sheet stands: drivers report 7.67 TB/s of a B200
+(https://github.com/pytorch/ao/pull/4002).  Rates of 8 bits are those of sums in fp32, which GeForce
+halves; of block-scaled instructions, too, as long as nobody has measured them here, though others
+have seen them at twice that (https://github.com/QuantumDrizzy/BLACKWALL, an RTX 5060 Ti).
 """
 
 from __future__ import annotations

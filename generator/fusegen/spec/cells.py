@@ -9,8 +9,8 @@ from ..ir.naming import Cell
 from ..options import OPTIONS, of_one_option
 from .kinds import SpecKind
 from .load import SpecSet
-from .offers import not_offered
-from .target import Kept
+from .offers import not_offered, words_of
+from .target import Kept, TargetSpec
 from .usage import UsageError, spec_named
 
 
@@ -75,7 +75,7 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, TargetCell
     found: dict[str, dict[Kept, set[Cell]]] = {}
     for name in targets:
         target = specs.targets[spec_named(specs, SpecKind.TARGETS, name)]
-        cells = with_options(specs, product(target.modules, target.recipes), target.options)
+        cells = _cells_of(specs, target)
         for arch in target.archs:
             kept = found.setdefault(arch, {each: set() for each in Kept})
             kept[target.kept].update(cells)
@@ -86,6 +86,19 @@ def target_cells(specs: SpecSet, targets: Iterable[str]) -> dict[str, TargetCell
         )
         for arch, kept in found.items()
     }
+
+
+def _cells_of(specs: SpecSet, target: TargetSpec) -> tuple[Cell, ...]:
+    """Every module of a target with every recipe, and the choices that it asks for."""
+    if not target.every_option:
+        return with_options(specs, product(target.modules, target.recipes), target.options)
+    modules = {name: specs.modules[name] for name in target.modules}
+    return tuple(
+        cell
+        for name, module in modules.items()
+        for word in words_of(module, specs.ops)
+        for cell in with_options(specs, product([name], target.recipes), [word])
+    )
 
 
 def targets_or_names(targets: Sequence[str], names: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ class TargetSpec:
         modules: that each bundle has.
         recipes: of each module.
         options: choices that every module is generated with.
+        every_option: whether each choice that a module offers comes by itself, and the module
+            without any does not; what fusegen learns to offer is then named, too.
         kept: what bundles have of these cells: their files, or digests of them in a manifest;
             files where another target asks for those.
     """
@@ -38,6 +40,7 @@ class TargetSpec:
     modules: tuple[Name, ...]
     recipes: tuple[Name, ...]
     options: tuple[Name, ...] = ()
+    every_option: bool = False
     kept: Kept = Kept.FILES
 
     @property
