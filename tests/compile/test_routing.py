@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -163,7 +162,7 @@ def sorted_by_expert(ids: Tensor, experts: int, capacity: int) -> tuple[Tensor, 
     return slot_row.view_as(ids), row_slot, torch.tensor(taken)
 
 
-# Nothing; one slot; less than a warp; a chunk, and one slot more; several parts; choices of 1 to 12.
+# Nothing; one slot; less than a warp; a chunk, and one slot more; several parts; 1 to 12 choices.
 PROBLEMS = (
     (0, 8, 4),
     (1, 1, 1),

@@ -222,7 +222,8 @@ def _own_type_reason(op: OpSpec, section: str, tensor: TensorSpec) -> str:
     if section == "internal":
         return ""
     if section == "outputs" and op.forward:
-        return "" if tensor.dtype in _GIVEN else "outputs of steps are of the module's own type, or float32, int32 or int64"
+        known = "outputs of steps are of the module's own type, or float32, int32 or int64"
+        return "" if tensor.dtype in _GIVEN else known
     return f"{section} are of the module's own type"
 
 

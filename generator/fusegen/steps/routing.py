@@ -1,8 +1,8 @@
 """Rows of experts: where each choice of a token lies among them, and what moves there and back.
 
-Of T tokens with K choices each there are R = T K slots, slot t K + k for choice k of token t, and as
-many rows.  Two maps of 32-bit integers say which slot lies in which row: ``row_slot`` has the slot
-of each row, ``slot_row`` the row of each slot, both -1 where there is none.
+Of T tokens with K choices each there are R = T K slots, slot t K + k for choice k of token t, and
+as many rows.  Two maps of 32-bit integers say which slot lies in which row: ``row_slot`` has the
+slot of each row, ``slot_row`` the row of each slot, both -1 where there is none.
 """
 
 from __future__ import annotations

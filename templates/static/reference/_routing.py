@@ -69,7 +69,7 @@ def combine_rows(a: Tensor, slot_row: Tensor, add: Tensor | None = None) -> Tens
 
     Sums are in fp32, begin with 0, end with the row of `add` [T, H], and are rounded once.
     """
-    total = torch.zeros((len(slot_row), a.shape[-1]), dtype=steps.wide(a[:0]).dtype, device=a.device)
+    total = steps.wide(a.new_zeros(len(slot_row), a.shape[-1]))
     for rows in slot_row.unbind(-1):
         total = total + steps.wide(_taken(a, rows))
     if add is not None:

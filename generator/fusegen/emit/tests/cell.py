@@ -162,7 +162,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
     What a step needs more of is rounded up, and what is to hold another size is made of several.
     """
     widths = chain(_WIDTHS, count(104, 16))
-    known = {symbol: number for symbol, number in zip(_counted(plan), _COUNTS, strict=False)}
+    known = dict(zip(_counted(plan), _COUNTS, strict=False))
     known |= {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
     units = {str(check.expr): check.number for check in multiples if not check.divisor}
@@ -544,7 +544,8 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
                 yield Refusal(f"{name}_of_another_dtype", name, "Tensor.half", text)
             case CheckKind.DTYPE:
                 expected = dtypes.info(check.dtype).torch
-                got, change = ("int64", "Tensor.long") if expected == "int32" else ("int32", "Tensor.int")
+                got = "int64" if check.dtype is DType.INT32 else "int32"
+                change = "Tensor.long" if got == "int64" else "Tensor.int"
                 text = f"expected dtype {expected}, got {got}"
                 yield Refusal(f"{name}_{got}", name, change, text)
             case CheckKind.RANK if check.exact:
