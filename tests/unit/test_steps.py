@@ -44,6 +44,7 @@ REFERENCE = {
     "norms": "_norms.py",
     "quantized": "_quantize.py",
     "rotary": "_rotary.py",
+    "routing": "_routing.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
     "steps": "_steps.py",
@@ -137,6 +138,9 @@ def test_what_it_declares_is_in_a_rule(kind: StepDef) -> None:
     assert {*kind.dtypes} <= declared
     assert {*kind.indices} <= {*kind.slots}
     assert {*kind.indices.values()} <= {*kind.sizes}
+    for each in (kind.inverse, kind.counted):
+        assert {*each} | {*each.values()} <= {*kind.slots}
+        assert {*each.values()} <= {*kind.indices}
     names = {each for rule in kind.shapes.values() for v in rule.values() for each in v.split()}
     symbols = {each.removesuffix("...") for each in names if "/" not in each}
     assert {each.partition("/")[0] for each in names if "/" in each} <= symbols
@@ -204,6 +208,7 @@ def test_rules_give_the_shapes_of_every_plan() -> None:
             assert result == plan.buffer(step.out).shape.fixed()
         else:  # dimensions of its own: the verifier counts elements, or their sizes are formulas
             assert copies_memory(step) or kind.equal
+        if kind.equal:
             shapes |= {o.slot: plan.buffer(o.buffer).shape for o in step.outputs}
         for slot, buffer in own.items():
             assert buffer.dtype in kind.types(slot), (step.primitive, slot)
@@ -296,7 +301,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 26
+    assert len(launches()) == 30
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
@@ -333,7 +338,7 @@ def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
         for field in told:
             assert named[field.name] == SCALARS[types[field.of]], (launch.arguments, field)
         found |= {step.primitive} if told else set()
-    wanted = {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad"}
+    wanted = {"softmax", "softmax_grad", "cross_entropy", "cross_entropy_grad", "routing_plan"}
     assert wanted | {"rotary", "rotary_qkv", "rotary_qkv_grad"} <= found
 
 

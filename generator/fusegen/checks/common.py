@@ -10,7 +10,7 @@ from ..spec.diagnostics import Problem, did_you_mean
 from ..spec.load import Source
 from ..spec.op import AttributeSpec, OpSpec, TensorSpec
 
-_KEPT = (DType.IO, DType.FLOAT32, DType.INT64, DType.UINT8)
+_KEPT = (DType.IO, DType.FLOAT32, *INTEGERS)
 
 
 def unknown(
@@ -94,10 +94,20 @@ def check_drawn(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Pr
             )
 
 
-def check_input_types(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:
-    """The first input of an op or a module tells what ``io`` is."""
+OWN_TYPE_FIRST = "the first input tells the module's own type"
+
+
+def check_input_types(
+    inputs: Mapping[str, TensorSpec], source: Source, *, any_first: bool = False
+) -> Iterator[Problem]:
+    """The first input of a module, or of an op of expressions, tells what ``io`` is.
+
+    Args:
+        any_first: whether the first one may have any type, as that of an op of steps: a chain may
+            have the op behind others.
+    """
     for index, (name, tensor) in enumerate(inputs.items()):
-        reason = "" if index else "the first input tells the module's own type"
+        reason = "" if index or any_first else OWN_TYPE_FIRST
         yield from check_type("inputs", name, tensor, reason, source)
 
 

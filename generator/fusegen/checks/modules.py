@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from keyword import iskeyword
 
+from ..ir.dtypes import DType
 from ..ir.naming import gradient
 from ..ir.shapes import Shape, symbols
 from ..ir.words import Broadcast
@@ -15,11 +16,12 @@ from ..spec.chains import outputs_of, prefix_of, reads_of, results_of, sizes_of
 from ..spec.diagnostics import Problem
 from ..spec.load import Source, SpecSet
 from ..spec.module import ChainItem, ModuleSpec
-from ..spec.offers import module_facts
+from ..spec.offers import module_facts, recomputes
 from ..spec.op import OpSpec, TensorSpec
 from ..steps import definition
 from ..steps.add import MOST_OPERANDS
 from .common import (
+    OWN_TYPE_FIRST,
     check_drawn,
     check_input_types,
     check_symbols,
@@ -56,6 +58,7 @@ def check_module(
                 yield source.problem(f"{key!r} comes from the op; remove it", key)
         if complete:
             yield from unknown(source, "op", module.op, specs.ops, "op")
+            yield from _check_own_type(specs.ops.get(module.op), source)
             for name in specs.ops[module.op].left_open if module.op in specs.ops else ():
                 yield source.problem(
                     f"{module.op} leaves the shape of {name!r} open; make a chain of it, which says"
@@ -75,6 +78,17 @@ def check_module(
             yield from unknown(source, "dimension", symbol, module.dims, "inputs", name, "shape")
     if complete:
         yield from _check_chain(module, specs, source)
+
+
+def _check_own_type(op: OpSpec | None, source: Source) -> Iterator[Problem]:
+    """A module of one op takes the op's inputs, of which the first tells what ``io`` is."""
+    name, tensor = next(iter(op.inputs.items()), (None, None)) if op else (None, None)
+    if op and tensor and tensor.dtype is not DType.IO:
+        yield source.problem(
+            f"{op.name} reads {tensor.dtype.value} {name!r} first, and {OWN_TYPE_FIRST}; make a"
+            " chain of it, whose first input is of 16 bits",
+            "op",
+        )
 
 
 def _check_without(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
@@ -391,6 +405,10 @@ def _check_item(
         for used in sorted(symbols(expr)):
             yield from unknown(source, "dimension", used, module.dims, *path, "dims", symbol)
     first = next(iter(op.inputs.values())).shape
+    if item.recompute and not recomputes(op):
+        yield source.problem(
+            f"no step of {item.op} may run again in the backward; remove it", *path, "recompute"
+        )
     elements = {first.leading} if op.any_shape else set()
     elements |= {spec.shape.leading for spec in op.left_open.values()}
     for symbol in op.dims:

@@ -28,6 +28,9 @@ from .common import (
 from .names import check_public_names, taken_by_function, takes_all_keywords
 from .steps import check_step_tensors
 
+_GIVEN = (DType.IO, DType.FLOAT32, DType.INT32, DType.INT64)
+"""Types of what steps give an op as its output."""
+
 _CHUNK_ALIGNMENT = 128
 """Rows: every kernel's tile begins at a multiple of them, whatever it is of."""
 
@@ -206,7 +209,7 @@ def _check_init_if(
 
 def _check_types(op: OpSpec, source: Source) -> Iterator[Problem]:
     """Types that references and kernels are printed for."""
-    yield from check_input_types(op.inputs, source)
+    yield from check_input_types(op.inputs, source, any_first=bool(op.forward))
     own = (("parameters", op.parameters), ("internal", op.internal), ("outputs", op.outputs))
     for section, tensors in own:
         for name, tensor in tensors.items():
@@ -219,8 +222,8 @@ def _own_type_reason(op: OpSpec, section: str, tensor: TensorSpec) -> str:
     if section == "internal":
         return ""
     if section == "outputs" and op.forward:
-        wide = tensor.dtype is DType.FLOAT32
-        return "" if wide else "outputs of steps are of the module's own type, or float32"
+        known = "outputs of steps are of the module's own type, or float32, int32 or int64"
+        return "" if tensor.dtype in _GIVEN else known
     return f"{section} are of the module's own type"
 
 

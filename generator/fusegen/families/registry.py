@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..extensions import extended
 from ..steps import BY_NAME
 from .add_norm import ADD_NORM
+from .combine_rows import COMBINE_ROWS
 from .cross_entropy import CROSS_ENTROPY
 from .cross_entropy_grad import CROSS_ENTROPY_GRAD
 from .dequantize import DEQUANTIZE
@@ -12,6 +13,7 @@ from .dequantize_groups import DEQUANTIZE_GROUPS
 from .dropout import DROPOUT
 from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
+from .gather_rows import GATHER_ROWS
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_decoded_tcgen05 import GEMM_DECODED_TCGEN05
@@ -37,9 +39,11 @@ from .quantize_several import QUANTIZE_SEVERAL
 from .rotary import ROTARY
 from .rotary_qkv import ROTARY_QKV
 from .rotary_qkv_grad import ROTARY_QKV_GRAD
+from .routing_plan import ROUTING_PLAN
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
+from .take import TAKE
 from .update_scale import UPDATE_SCALE
 
 SHIPPED: tuple[Family, ...] = (
@@ -79,6 +83,10 @@ SHIPPED: tuple[Family, ...] = (
     ROTARY,
     ROTARY_QKV,
     ROTARY_QKV_GRAD,
+    ROUTING_PLAN,
+    GATHER_ROWS,
+    COMBINE_ROWS,
+    TAKE,
 )
 """Families that come with fusegen."""
 

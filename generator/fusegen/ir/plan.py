@@ -26,7 +26,7 @@ from .naming import Cell, gradient
 from .program import Direction, Program, own_type_argument
 from .quantization import QuantizationSpec, Role
 from .segments import Group
-from .shapes import Const, Expr, add, mul
+from .shapes import Const, Expr, add, first_factor, mul
 from .step import Copy, Result, Rewriting, Step
 
 
@@ -405,8 +405,10 @@ class ModulePlan:
 
     @property
     def token_axis(self) -> Expr:
-        """The outermost dimension of the first input, all leading ones as one."""
-        return self.buffer(self.inputs[0]).shape.flat[0]
+        """The outermost dimension of the first input, all leading ones as one, or its first factor:
+        T of T K rows.
+        """
+        return first_factor(self.buffer(self.inputs[0]).shape.flat[0])
 
     @property
     def is_identity(self) -> bool:

@@ -149,6 +149,12 @@ def _factors(expr: Expr) -> tuple[int, tuple[Expr, ...]]:
     return 1, (expr,)
 
 
+def first_factor(expr: Expr) -> Expr:
+    """The first name or sum of a product; a number stays what it is."""
+    _, factors = _factors(expr)
+    return factors[0] if factors else expr
+
+
 def _unordered(expr: Expr) -> tuple[int, list[str]]:
     """The constant of a product, and its other factors in an order of their own."""
     count, factors = _factors(expr)

@@ -57,6 +57,7 @@ class Instance:
         tensors: the op's tensor names -> the module's buffers; without results that are aliases.
         dims: what names in the op's shapes stand for, in the module's symbols.
         attributes: the op's scalars -> the module's, or the value of a static one.
+        recompute: whether the backward makes its results again.
     """
 
     item: str
@@ -64,6 +65,7 @@ class Instance:
     tensors: Mapping[str, str]
     dims: Mapping[str, Expr]
     attributes: Mapping[str, AttributeValue]
+    recompute: bool = False
 
     @property
     def results(self) -> tuple[str, ...]:

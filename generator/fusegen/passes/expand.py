@@ -79,6 +79,7 @@ def _instance(item: ChainItem, op: OpSpec, tensors: Mapping[str, str]) -> Instan
             else AttributeRef(f"{prefix}{name}")
             for name, spec in op.attributes.items()
         },
+        recompute=item.recompute,
     )
 
 

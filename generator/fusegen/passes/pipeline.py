@@ -145,6 +145,10 @@ def _rewrite(draft: Draft, context: Context, stage: Stage) -> Draft:
     return rewrite(draft, rules_of(context.specs.fusions), stage, facts, context.fuel)
 
 
+def _recompute(draft: Draft, context: Context) -> Draft:
+    return recompute_activations(draft, every=RECOMPUTE in context.options)
+
+
 def _main_grad(draft: Draft, context: Context) -> Draft:
     return keep_in_main_grad(draft, next(g for g in MainGrad if g.value in context.options))
 
@@ -282,12 +286,10 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "recompute",
-        "Pointwise steps of the forward stand in the backward, too, where that spares saving what"
-        " they give.",
-        lambda draft, _: recompute_activations(draft),
+        "Steps of the forward stand in the backward, too, where that spares saving what they give.",
+        _recompute,
         needs=_of(Property.MATH),
         before=_of(Property.QUANTIZED),
-        options=(RECOMPUTE,),
     ),
     Pass(
         "parameter_per_group",

@@ -38,6 +38,8 @@ class ChainItem:
         dims: op dimension -> expression in the module's dimensions; defaults to the same symbol.
         attributes: values that replace the op's defaults.
         shape: of its result, for an op that leaves it open.
+        recompute: whether the backward makes its results again, of what they were made from,
+            instead of the forward saving them.
     """
 
     op: Name
@@ -49,6 +51,7 @@ class ChainItem:
     dims: Mapping[Symbol, ExprField] = field(default_factory=dict)
     attributes: Mapping[Name, Scalar] = field(default_factory=dict)
     shape: ShapeField | None = None
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -80,6 +83,7 @@ class ItemChange:
             dims={**item.dims, **self.dims},
             attributes={**item.attributes, **self.attributes},
             shape=self.shape or item.shape,
+            recompute=item.recompute,
             **keywords,
         )
 

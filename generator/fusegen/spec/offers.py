@@ -18,6 +18,7 @@ from ..options import (
 )
 from ..steps import definition
 from ..steps.definition import Trait
+from .chains import chain_of
 from .diagnostics import did_you_mean
 from .load import SpecSet
 from .module import ModuleSpec
@@ -38,7 +39,11 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         grouped_weights=any(map(_reads_weights_of_groups, gemms)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
-        inner_activations=any(map(_recomputed, chain[:-1])),
+        inner_activations=any(
+            recomputes(ops[item.op]) and not item.recompute
+            for item in chain_of(module)[:-1]
+            if item.op in ops
+        ),
         chunks=any(tensor.chunk for op in chain for tensor in op.internal.values()),
     )
 
@@ -154,7 +159,8 @@ def _quantizes(op: OpSpec) -> bool:
     return any(Trait.QUANTIZES in definition(step.primitive).traits for step in op.forward)
 
 
-def _recomputed(op: OpSpec) -> bool:
+def recomputes(op: OpSpec) -> bool:
+    """Whether a backward may make what the op gives again."""
     steps = (definition(step.primitive) for step in op.forward)
     return bool(op.pointwise) or any(Trait.RECOMPUTED in step.traits for step in steps)
 

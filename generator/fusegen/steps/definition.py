@@ -110,6 +110,9 @@ class StepDef:
             alone.
         indices: operands that hold numbers of a size's elements, by slot: columns that are looked
             up, such as classes.
+        inverse: operands that are maps, each the inverse of another operand: place j has i where
+            place i of the other has j, and -1 where no place has.
+        counted: operands that have how often each index is in another operand.
         divisible: sizes that hold another one, or a formula of others, a whole number of times.
         equal: sizes that are a formula of others and of integer attributes.
         independent: dimensions of the rule along which it computes every part of its results from
@@ -141,6 +144,8 @@ class StepDef:
     infer: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
+    inverse: Mapping[str, str] = field(default_factory=dict)
+    counted: Mapping[str, str] = field(default_factory=dict)
     divisible: Mapping[str, str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -73,6 +74,22 @@ def random_tensor(
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*shape, generator=generator, dtype=torch.float32) * scale
     return values.to(dtype).to(device)
+
+
+def places(shape: Sequence[int], seed: int) -> Tensor:
+    """A map from so many places to as many others, each to its own; every seventh to none."""
+    count = math.prod(shape)
+    found = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    found[::7] = -1
+    return found.to(torch.int32).view(*shape)
+
+
+def inverse(places: Tensor) -> Tensor:
+    """The map from others to places, [n], -1 where no place has one."""
+    flat = places.flatten().long()
+    found = torch.full_like(flat, -1, dtype=torch.int32)
+    found[flat[flat >= 0]] = torch.arange(len(flat), dtype=torch.int32)[flat >= 0]
+    return found
 
 
 def stacked_groups(own: Tensors, names: Iterable[str]) -> Tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
@@ -14,7 +14,7 @@ from ...ir.dtypes import DType
 from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
-from ...ir.step import PointwiseOperand
+from ...ir.step import PointwiseOperand, Step
 from ...steps import definition, is_gemm, observes, sums_rows
 from ..python.cell import WidenedText, widened_texts
 from ..python.flops import step_flops
@@ -24,6 +24,7 @@ from ..python.words import op_name, pieces
 
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3
+_COUNTS = (3, 5, 7)
 _WIDTHS = (64, 40, 24, 72, 56)
 _ERRORS_OF_EXPERTS = 5
 # Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
@@ -161,7 +162,8 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
     What a step needs more of is rounded up, and what is to hold another size is made of several.
     """
     widths = chain(_WIDTHS, count(104, 16))
-    known = {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
+    known = dict(zip(_counted(plan), _COUNTS, strict=False))
+    known |= {str(plan.token_axis): _ROWS, str(plan.group_axis): _GROUPS}
     multiples = (check for check in plan.forward.checks if check.kind is CheckKind.MULTIPLE)
     units = {str(check.expr): check.number for check in multiples if not check.divisor}
 
@@ -174,6 +176,16 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
         if str(check.expr) in sizes and check.divisor:
             sizes[str(check.expr)] = parts * evaluate(check.divisor, sizes)
     return sizes
+
+
+def _counted(plan: ModulePlan) -> tuple[str, ...]:
+    """Sizes that integers have and no row of 16 bits is long: of choices, of experts."""
+    own = [plan.buffer(name) for name in plan.arguments]
+    rows = {str(each.shape.flat[-1]) for each in own if each.dtype is DType.IO}
+    numbers = (each for each in own if each.dtype in (DType.INT32, DType.INT64))
+    found = dict.fromkeys(s for each in numbers for s in map(str, each.shape.dims))
+    symbols = [dim.symbol for dim in plan.dims]
+    return tuple(symbol for symbol in symbols if symbol in found and symbol not in rows)
 
 
 def test_context(plan: ModulePlan) -> TestContext:
@@ -422,21 +434,53 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
             values = f"torch.tensor({default} if splits is None else splits, device=device)"
             yield f'"{name}": {values},'
             continue
-        if bound := "2**63 - 1" if buffer.drawn else _index_bound(plan, name):
-            rng = f"torch.Generator().manual_seed({seed})"
-            values = f"torch.randint({bound}, {_dims(buffer)}, generator={rng}).to(device)"
-            yield f'"{name}": {values},'
+        if values := _integers(plan, buffer, seed):
+            yield f'"{name}": {values}.to(device),'
             continue
         yield f'"{name}": support.random_tensor({_random(buffer, parameters.get(name), seed)}),'
 
 
-def _index_bound(plan: ModulePlan, name: str) -> str:
-    """Source of the number of elements that a tensor of indices chooses from; empty of others."""
-    for step in plan.forward.unmerged.steps:
-        for slot, size in definition(step.primitive).indices.items():
-            if step.input(slot) == name:
-                return to_python(dict(step.sizes)[size])
-    return ""
+def _integers(plan: ModulePlan, buffer: Buffer, seed: int) -> str:
+    """Source of a tensor of random bits, of indices, or of what follows from one; else empty."""
+    steps = [step for program in plan.programs for step in program.unmerged.steps]
+    kinds = [(step, definition(step.primitive)) for step in steps]
+    of_indices = {
+        name: to_python(dict(step.sizes)[size])
+        for step, kind in kinds
+        for slot, size in kind.indices.items()
+        if (name := step.input(slot)) in plan.inputs
+    }
+    maps = {name: other for step, kind in kinds for name, other in _pairs(step, kind.inverse)}
+    counts = {name: other for step, kind in kinds for name, other in _pairs(step, kind.counted)}
+    seeds = {name: number for number, name in enumerate(plan.arguments, 1)}
+
+    def places(name: str) -> str:
+        return f"support.places({_dims(plan.buffer(name))}, {seeds[name]})"
+
+    def indices(name: str, bound: str) -> str:
+        rng = f"torch.Generator().manual_seed({seeds[name]})"
+        dtype = dtypes.info(plan.buffer(name).dtype).torch
+        words = "" if dtype == "int64" else f", dtype=torch.{dtype}"
+        return f"torch.randint({bound}, {_dims(plan.buffer(name))}, generator={rng}{words})"
+
+    if buffer.drawn:
+        return indices(buffer.name, "2**63 - 1")
+    if buffer.name in maps:
+        return f"support.inverse({places(maps[buffer.name])})"
+    if buffer.name in maps.values():
+        return places(buffer.name)
+    if other := counts.get(buffer.name):
+        bound = to_python(buffer.shape.dims[0])
+        return f"{indices(other, of_indices[other])}.flatten().bincount(minlength={bound})"
+    return indices(buffer.name, of_indices[buffer.name]) if buffer.name in of_indices else ""
+
+
+def _pairs(step: Step, slots: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Operands by slot, each with another one."""
+    for slot, other in slots.items():
+        name, of = step.input(slot), step.input(other)
+        if name and of:
+            yield name, of
 
 
 def _dims(buffer: Buffer) -> str:
@@ -500,8 +544,10 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
                 yield Refusal(f"{name}_of_another_dtype", name, "Tensor.half", text)
             case CheckKind.DTYPE:
                 expected = dtypes.info(check.dtype).torch
-                text = f"expected dtype {expected}, got int32"
-                yield Refusal(f"{name}_int32", name, "Tensor.int", text)
+                got = "int64" if check.dtype is DType.INT32 else "int32"
+                change = "Tensor.long" if got == "int64" else "Tensor.int"
+                text = f"expected dtype {expected}, got {got}"
+                yield Refusal(f"{name}_{got}", name, change, text)
             case CheckKind.RANK if check.exact:
                 dimensions = "dimension" if check.number == 1 else "dimensions"
                 text = f"expected {check.number} {dimensions} {check.label}, got {check.number + 1}"

@@ -1,0 +1,68 @@
+"""Plans of experts behind a router: what they hold between forward and backward, and options."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from fusegen.checks.load import load
+from fusegen.ir.buffers import size_in_bytes
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.shapes import evaluate
+from fusegen.passes.pipeline import resolve_module
+from fusegen.publish.paths import builtin_specs
+from fusegen.spec.offers import not_offered
+
+SPECS = load([builtin_specs()])
+MODULES = tuple(name for name in SPECS.modules if name.startswith("moe_layer"))
+SIZES = {"T": 8192, "K": 8, "E": 256, "H": 7168, "F": 2048}
+
+
+@cache
+def plan(module: str, recipe: str, arch: str = "sm_90a") -> ModulePlan:
+    return resolve_module(SPECS, Cell(module, recipe), arch)
+
+
+def held(of: ModulePlan) -> dict[str, int]:
+    """Bytes of what is saved, but for weights and copies of them."""
+    parameters = {parameter.buffer for parameter in of.parameters}
+    found = {r.buffer: size_in_bytes(of.buffer(r.buffer)) for r in of.saved}
+    return {
+        name: evaluate(size, SIZES)
+        for name, size in found.items()
+        if not any(name.startswith(parameter) for parameter in parameters)
+    }
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+@pytest.mark.parametrize("module", MODULES)
+def test_rows_hold_h_their_weight_and_their_places(module: str, recipe: str) -> None:
+    """Under every recipe, of a row 2 H / K + 4 F + 12 bytes where activations are gated."""
+    found = held(plan(module, recipe))
+    rows, gated = SIZES["T"] * SIZES["K"], "srelu" not in module
+    small = 4 * 8 * SIZES["E"]  # sizes of groups, and scales or amaxes of groups
+    row = 2 * SIZES["H"] // SIZES["K"] + (4 if gated else 2) * SIZES["F"] + 12
+    assert rows * row <= sum(found.values()) <= rows * row + small
+    assert {"x", "h", "row_slot", "slot_row", "row_probs", "split_sizes"} <= {*found}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_made_again_has_no_option(module: str) -> None:
+    """Nothing is left that the option could spare."""
+    reason = not_offered("recompute_activations", SPECS.modules[module], SPECS.ops)
+    assert reason and "neither expression nor norm" in reason
+    assert not_offered("recompute_activations", SPECS.modules["grouped_mlp"], SPECS.ops) is None
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+def test_rows_of_x_and_activations_stand_in_both_programs(recipe: str) -> None:
+    of = plan("moe_layer", recipe, "cpu")
+    again = {step.out for step in of.forward.unmerged.steps}
+    again &= {step.out for step in of.backward.unmerged.steps if step.writes}
+    assert {"rows", "a"} <= again or recipe != "bf16"
+    gathered = [s for s in of.backward.unmerged.steps if s.primitive == "gather_rows"]
+    assert {step.out for step in gathered} == {"dexperts", "rows"}
+    asked = next(step for step in gathered if step.out == "rows")
+    assert asked.when == ("need_dfc1_weight",)
