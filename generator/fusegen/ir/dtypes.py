@@ -17,6 +17,7 @@ class DType(str, Enum):
     FLOAT16 = "float16"
     FLOAT32 = "float32"
     INT64 = "int64"
+    INT32 = "int32"
     UINT8 = "uint8"
     E4M3 = "e4m3"
     E5M2 = "e5m2"
@@ -46,6 +47,7 @@ _INFO = {
     DType.FLOAT16: DTypeInfo(16, "float16", "Half", "__half"),
     DType.FLOAT32: DTypeInfo(32, "float32", "Float", "float"),
     DType.INT64: DTypeInfo(64, "int64", "Long", "int64_t"),
+    DType.INT32: DTypeInfo(32, "int32", "Int", "int32_t"),
     DType.UINT8: DTypeInfo(8, "uint8", "Byte", "uint8_t"),
     DType.E4M3: DTypeInfo(8, "float8_e4m3fn", "Float8_e4m3fn", "__nv_fp8_e4m3"),
     DType.E5M2: DTypeInfo(8, "float8_e5m2", "Float8_e5m2", "__nv_fp8_e5m2"),
@@ -61,7 +63,7 @@ def largest(dtype: DType) -> float:
     return _LARGEST[dtype]
 
 
-INTEGERS = (DType.INT64, DType.UINT8)
+INTEGERS = (DType.INT64, DType.INT32, DType.UINT8)
 """Types into which no gradient flows."""
 
 IO_DTYPES = (DType.BFLOAT16, DType.FLOAT16)
