@@ -27,6 +27,7 @@ from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
 from .rotary import ROTARY, ROTARY_QKV, ROTARY_QKV_GRAD
+from .route import ROUTE, ROUTE_GRAD
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -67,6 +68,8 @@ SHIPPED: tuple[StepDef, ...] = (
     ROTARY,
     ROTARY_QKV,
     ROTARY_QKV_GRAD,
+    ROUTE,
+    ROUTE_GRAD,
     NARROW,
     CHUNKED,
 )
