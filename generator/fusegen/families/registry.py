@@ -37,6 +37,8 @@ from .quantize_several import QUANTIZE_SEVERAL
 from .rotary import ROTARY
 from .rotary_qkv import ROTARY_QKV
 from .rotary_qkv_grad import ROTARY_QKV_GRAD
+from .route import ROUTE
+from .route_grad import ROUTE_GRAD
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS
@@ -79,6 +81,8 @@ SHIPPED: tuple[Family, ...] = (
     ROTARY,
     ROTARY_QKV,
     ROTARY_QKV_GRAD,
+    ROUTE,
+    ROUTE_GRAD,
 )
 """Families that come with fusegen."""
 

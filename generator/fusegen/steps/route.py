@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.shapes import Const, Expr, Shape, add, mul, parse_expr, product, substitute
+from ..ir.shapes import Const, Expr, Shape, add, mul, product
 from ..ir.step import LIKE, Step
 from ..ir.words import AttributeType
 from .copies import Formats, Results, Stored
@@ -25,9 +25,7 @@ SCORES = ("softmax", "sigmoid", "sqrt_softplus")
 """Enumerators of ``Score``."""
 
 _SUMS, _CHOSEN = "sums", "chosen"
-_PARTS = "min(ceildiv(tokens, 32), 132)"
-"""Blocks of the first kernel, each with the tokens of up to 32 warps at a time; a multiprocessor of
-the largest GPUs that run them has one."""
+_PARTS = 132  # ``kRouteParts`` of router/route.h
 
 _WIDE, _INDEX, _COUNT = (DType.FLOAT32,), (DType.INT32,), (DType.INT64,)
 _SIZES = {"tokens": "T", "experts": "E", "choices": "K"}
@@ -96,11 +94,10 @@ def _scratch(step: Step, buffers: Mapping[str, Buffer], formats: Formats) -> Res
     """Of each part the sum of each expert's scores and one of squares, and how often each was
     chosen: ``[parts, E + 1]`` and ``[parts, E]``.
     """
-    tokens, experts = buffers[step.input("a") or ""].shape.flat
-    parts = substitute(parse_expr(_PARTS), {"tokens": tokens})
+    experts = buffers[step.input("a") or ""].shape.flat[-1]
     return {
-        _SUMS: Stored(DType.FLOAT32, Shape(None, (parts, add(experts, Const(1))))),
-        _CHOSEN: Stored(DType.INT32, Shape(None, (parts, experts))),
+        _SUMS: Stored(DType.FLOAT32, Shape(None, (Const(_PARTS), add(experts, Const(1))))),
+        _CHOSEN: Stored(DType.INT32, Shape(None, (Const(_PARTS), experts))),
     }
 
 
