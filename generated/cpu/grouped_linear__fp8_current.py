@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:983e26f462abfe33
+# checksum sha256:fc7bb3af75d6ff93
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "9228af7d920bcc9acf6753a08ce6c1afd4494c6a8ec67a2d6ab30ce9014c70f0"
+DIGEST = "2460470421f6f4bb142161aa99788a6942be9e0fb286c6dd3430c16691073c91"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

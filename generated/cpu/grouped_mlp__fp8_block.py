@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4a85af539bf3ecfa
+# checksum sha256:86f6e820cd13bd7a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f12f5c296ca095b4876de916e8fabceccd5ce0895eba410bc3d5be36cd680e65"
+DIGEST = "eb2e4b15cbfa19433b6dae8a6f8f2f61fae8dd86298fa8b74dec95a035df55ce"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bb32d39ff967a941
+# checksum sha256:e167958229cff62c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ba6caf6f5fa7075fe3e06c3f11df59b1472c003c58ffff8d6fa727a04909792c"
+DIGEST = "e112cffb51df3540d77d83443c7cabe6ab117f9829f933a698fda0e8ad858314"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

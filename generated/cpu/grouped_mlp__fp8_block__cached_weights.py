@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:554ccb8ce2f497d6
+# checksum sha256:b29b57733f0e3cf1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "990bc09cb130d88aa2a749146a6e66a7aa8303215d0223c31f7f9c196e52eb5e"
+DIGEST = "0703124d1ec44c511766a908596a01b5e65120cfbdb4fef42e24ea1175d9e0d1"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3fb363b073c153f3
+# checksum sha256:240f1f732c9f0ce1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "5830c9e52fd4ec2ca959d1994b48f3e758689dbb0c851d73c42cf9a917c3159b"
+DIGEST = "999a09228f39be7bf2e61d5eb16ab864cfb24bb1b373aa69573e1dc17875d8d2"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

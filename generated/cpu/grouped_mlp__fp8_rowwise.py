@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:81ae684c44d3f1a1
+# checksum sha256:a3cb1f632c53893f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "5e70f3f9c8200dd9a0df8ffde6fe06bd4d204e483c4ec1155c1bc538cf6702c7"
+DIGEST = "ae480589cc1cb4970e6bb0e8d05c5a2f93d0ca87d7c4086529222371a5eeafc5"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

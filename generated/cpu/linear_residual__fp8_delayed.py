@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8410c0dc0d119c51
+# checksum sha256:2aa22e220ef65180
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "25bcfe390dba3cc04ae91e0ea79c45ca3f5274933b991d9a5c70206204a492ea"
+DIGEST = "f534980d5c778d150423e5fa354df9f8299e4ed3f4c248585b50e9943e567caa"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:198b0ddd7daf074a
+# checksum sha256:3556b701377663f8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "4ec14e3b4d02dcca51611ddb4494daeec3de26e5d54450cc5d55701ae53fdb40"
+DIGEST = "3f2bda11a5f82ec98b9bd445392e074938662a9b6891698fc7b30b7241d57320"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3adfdcdbc71236a3
+# checksum sha256:04fc71eb70d53218
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "3084ee45ab450ece96012035b816a2ddd958e98ea3788471b2d7f23f8719f0af"
+DIGEST = "f3e314e0b3813f591c9ae4acc60ac5cec2e8168b938c6f01c06e8ba813feb71c"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:061e205adacd5d27
+# checksum sha256:cbbe4defd239789f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "eb30aacdc7c160f04e6e2c6098f6d436c99c4626660b30601ab6c6a534fa2554"
+DIGEST = "4cd7db29c3308be5c9b28396e825664c15eb4747e5e3000c1d6c0e7b4d789320"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:adc66194c63b65f4
+# checksum sha256:34d85abbc45e6093
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "abcc36caa2f89a87af68ba90c428682e11c648afb3102196e92653d070d9941e"
+DIGEST = "e795a1df88341c6568970c5c70b7d97db089f40c579d711057fb67d125f02c58"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

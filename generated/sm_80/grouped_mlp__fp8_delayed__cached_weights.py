@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:24aca6ddad858d05
+# checksum sha256:23e30bd6b12aa3a0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "68e8577a0ac3f356b5892a09cae9f174c0851c841399f4aa19188e19b694c2a6"
+DIGEST = "f40e71df3ef0b1bee5091edafcc42a7607ad8e0d541b9d3c65a54b7f3a6dae2b"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

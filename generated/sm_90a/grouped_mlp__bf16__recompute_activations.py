@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c8140a69d3dcc2f
+# checksum sha256:05a4506d54958ae0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "58b9c43e5152ca027aeef072e63182ce93387b977610bbba14ce00700036c8b7"
+DIGEST = "0b82242092ab67f703e1dc36e48e73ec4a49ac4bde2facc89e63158aa528c2f4"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

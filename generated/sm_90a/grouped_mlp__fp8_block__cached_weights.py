@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:abf52cf5d2e0ae38
+# checksum sha256:ea7d71a42adb62a6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "f880b2ea516b0800ac678ec01a0d82e0d4e85b7c19fdb3018b20b29beb449654"
+DIGEST = "495a7d1d77b9aea4f7a6f4ccc48946c25410e6613ae62492ec254988a32a5c78"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

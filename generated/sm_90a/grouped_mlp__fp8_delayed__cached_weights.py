@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fb4ff78ab5d4098d
+# checksum sha256:06558c8594f65b4b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "6e17849cbcb6ea5ecdd1e385f050363ee5173ed0ef8662f401d71b2f9bf4bbb6"
+DIGEST = "c180cf429af6225edb869bc069c271a2f2313a8d07d30e90f4bf3f29648d0544"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

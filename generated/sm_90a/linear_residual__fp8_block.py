@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:27938d40b99b94f1
+# checksum sha256:79f7a9c6f6fce2c5
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "e0ccb8b25ece261deffcd53ceb15590a219981a5365d22ff391fc7449d360bc3"
+DIGEST = "a304edea8aaffb7a1f489cfffeb1668bc6930e2aaa69e2246f319e712c5df6a6"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7aec7d653364cc22
+# checksum sha256:ce1b83681ebc0660
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "8fd4d3ee6876bad1222a426e8a25a6262a003c343a1cf8b2e27eaaf92dbb3f71"
+DIGEST = "c2b2372784d71060038a76192df56dfff21a02720de460f8da2b86bd90d08a22"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

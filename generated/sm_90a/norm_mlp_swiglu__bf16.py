@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6f303ceae0e88693
+# checksum sha256:a2f5c1b5b1ee3e7b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "e69f97772f54f6372535053b29fd0df1b06281a8b9326b1c1d0ae41ba5ebc743"
+DIGEST = "5097ba833015533f5bec0fdc06cc988ff6dbc230bcb6648f3fa70078862c948e"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -3,17 +3,17 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:8fd15ea8c6c8699c
+// checksum sha256:41393199f1a93758
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32.h"
 #include "dispatch/gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32.h"
 #include "dispatch/gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32.h"
-#include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms.h"
-#include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms.h"
-#include "dispatch/quantize_e4m3_mx_1x32_atoms.h"
-#include "dispatch/quantize_several_e4m3_mx_1x32_atoms.h"
+#include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms.h"
+#include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms.h"
+#include "dispatch/quantize_e4m3_mx_1x32_untransposed_atoms.h"
+#include "dispatch/quantize_several_e4m3_mx_1x32_untransposed_atoms.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -96,25 +96,23 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
+  if (keep_h) fc2_weight_columnwise = empty({E, H, align(F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc2_weight_columnwise_scale;
   if (keep_h) fc2_weight_columnwise_scale =
       empty({E, ceildiv(F, 128), ceildiv(H, 128), 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise =
-      empty({F, align(128 * (T / 128 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc2_weight) a_columnwise = empty({T, align(F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale =
       empty({ceildiv(F, 128), T / 128 + E, 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> fc1_weight_columnwise;
   if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
+      empty({E, 2 * F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> fc1_weight_columnwise_scale;
   if (need_dx) fc1_weight_columnwise_scale =
       empty({E, ceildiv(H, 128), ceildiv(2 * F, 128), 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise =
-      empty({H, align(128 * (T / 128 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc1_weight) x_columnwise = empty({T, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale =
       empty({ceildiv(H, 128), T / 128 + E, 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
@@ -166,7 +164,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
         ? writable(x_columnwise) : nullptr;
     arguments.steps[0].quantize.columnwise.scale = need_dfc1_weight
         ? writable(x_columnwise_scale) : nullptr;
-    arguments.steps[0].quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.steps[0].quantize.columnwise.pitch = 0;
     arguments.steps[1].quantize.input = pointer(fc1_weight_dense);
     arguments.steps[1].quantize.group_sizes = nullptr;
     arguments.steps[1].quantize.rows = 2 * F;
@@ -180,7 +178,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
         ? writable(fc1_weight_columnwise) : nullptr;
     arguments.steps[1].quantize.columnwise.scale = need_dx
         ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.steps[1].quantize.columnwise.pitch = 0;
     arguments.steps[2].quantize.input = pointer(fc2_weight_dense);
     arguments.steps[2].quantize.group_sizes = nullptr;
     arguments.steps[2].quantize.rows = H;
@@ -194,9 +192,9 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
         ? writable(fc2_weight_columnwise) : nullptr;
     arguments.steps[2].quantize.columnwise.scale = keep_h
         ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
+    arguments.steps[2].quantize.columnwise.pitch = 0;
     arguments.count = 3;
-    check(kCell, quantize_several_e4m3_mx_1x32_atoms(io, arguments, stream));
+    check(kCell, quantize_several_e4m3_mx_1x32_untransposed_atoms(io, arguments, stream));
   }
   // 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -233,9 +231,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
     arguments.step.quantize.columnwise.scale = need_dfc2_weight
         ? writable(a_columnwise_scale) : nullptr;
-    arguments.step.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.step.quantize.columnwise.pitch = 0;
     check(kCell,
-        pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms(io, arguments, stream));
+        pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms(io, arguments,
+            stream));
   }
   // 4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -263,6 +262,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
+    Tensor fc2_weight,
     std::optional<Tensor> fc2_weight_columnwise,
     std::optional<Tensor> fc2_weight_columnwise_scale,
     std::optional<Tensor> a_columnwise,
@@ -289,11 +289,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
       ScalarType::Float8_e4m3fn);
   check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
+      "[E, H, align(F, 16)]");
   check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
   check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
       ScalarType::Float8_e8m0fnu);
@@ -301,8 +304,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "[E, ceildiv(F, 128), ceildiv(H, 128), 32, 4, 4]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(128 * (T // 128 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[T, align(F, 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 5, true,
@@ -311,7 +313,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
       ScalarType::Float8_e4m3fn);
   check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
+      "[E, 2 * F, align(H, 16)]");
   check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
   check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
       ScalarType::Float8_e8m0fnu);
@@ -319,8 +321,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "[E, ceildiv(H, 128), ceildiv(2 * F, 128), 32, 4, 4]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(128 * (T // 128 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[T, align(H, 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
@@ -328,14 +329,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = extent(fc2_weight, -1);
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(F, 16),
+      "align(F, 16)");
   check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -6, E,
       "E (num_groups)");
   check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -5,
@@ -346,8 +349,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "32");
   check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, 4, "4");
   check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 16),
-      "align(128 * (T // 128 + E), 16)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -2, T, "T (tokens)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(F, 16), "align(F, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -5, ceildiv(F, 128),
       "ceildiv(F, 128)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -4, T / 128 + E,
@@ -356,9 +359,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, 4, "4");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 4, "4");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(H, 16),
+      "align(H, 16)");
   check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -6, E,
       "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -5,
@@ -369,9 +372,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "32");
   check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, 4, "4");
   check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 16),
-      "align(128 * (T // 128 + E), 16)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, T, "T (tokens)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(H, 16), "align(H, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
       "ceildiv(H, 128)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, T / 128 + E,
@@ -417,8 +419,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       // dy_rowwise_scale
       {need_da ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(H, 128)) : kUnwanted, 1, 2},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(128 * (T / 128 + E), 16)) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_columnwise
       // dy_columnwise_scale
       {need_dfc2_weight ? padded(4 * 4 * 32 * ceildiv(H, 128) * (T / 128 + E)) : kUnwanted, 1, 3},
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
@@ -426,8 +427,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
       // dh_rowwise_scale
       {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 128)) : kUnwanted, 4, 5},
-      // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(128 * (T / 128 + E), 16)) : kUnwanted, 4, 6},
+      {need_dfc1_weight ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 6},  // dh_columnwise
       // dh_columnwise_scale
       {need_dfc1_weight
           ? padded(4 * 4 * 32 * ceildiv(2 * F, 128) * (T / 128 + E)) : kUnwanted, 4, 6},
@@ -471,10 +471,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
         ? writable(dy_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.quantize.columnwise.pitch = 0;
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_e4m3_mx_1x32_atoms(io, arguments, stream));
+    check(kCell, quantize_e4m3_mx_1x32_untransposed_atoms(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
@@ -487,14 +487,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
-                  /*pitch_b=*/align(H, 16),
+                  /*pitch_b=*/align(F, 16),
                   /*scale_a=*/pointer(dy_rowwise_scale),
                   /*scale_b=*/pointer(fc2_weight_columnwise_scale_dense),
               },
               stream));
   }
   // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
+  //    split_sizes, fc2_weight -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32(io,
@@ -503,8 +503,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                       /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(128 * (T / 128 + E), 16),
-                  /*pitch_b=*/align(128 * (T / 128 + E), 16),
+                  /*pitch_a=*/align(H, 16),
+                  /*pitch_b=*/align(F, 16),
                   /*scale_a=*/pointer(dy_columnwise_scale),
                   /*scale_b=*/pointer(a_columnwise_scale_dense),
               },
@@ -536,11 +536,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           ? writable(dh_columnwise) : nullptr;
       arguments.step.quantize.columnwise.scale = need_dfc1_weight
           ? writable(dh_columnwise_scale) : nullptr;
-      arguments.step.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+      arguments.step.quantize.columnwise.pitch = 0;
       arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
       arguments.step.quantize.row_sums = floats(dh_row_sums);
       check(kCell,
-          pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms(io, arguments, stream));
+          pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms(io, arguments,
+              stream));
     }
   }
   // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
@@ -554,7 +555,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
-                  /*pitch_b=*/align(2 * F, 16),
+                  /*pitch_b=*/align(H, 16),
                   /*scale_a=*/pointer(dh_rowwise_scale),
                   /*scale_b=*/pointer(fc1_weight_columnwise_scale_dense),
               },
@@ -570,8 +571,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                       /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*pitch_a=*/align(128 * (T / 128 + E), 16),
-                  /*pitch_b=*/align(128 * (T / 128 + E), 16),
+                  /*pitch_a=*/align(2 * F, 16),
+                  /*pitch_b=*/align(H, 16),
                   /*scale_a=*/pointer(dh_columnwise_scale),
                   /*scale_b=*/pointer(x_columnwise_scale_dense),
               },

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:f0fcd22b2e8af5ba
+# checksum sha256:f3304f96ef5875cf
 """grouped_mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -39,7 +39,7 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor fc2_weight, "
             "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
             "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
             "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
@@ -51,6 +51,7 @@ OPS = (
             "split_sizes",
             "probs",
             "h",
+            "fc2_weight",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
             "a_columnwise",
@@ -62,7 +63,7 @@ OPS = (
         ),
         flags=6,
         mutated=0,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11),
+        saved=(3, 5, 6, 7, 8, 9, 10, 11, 12),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(),
     ),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:2edf2458e8c6aa67
+# checksum sha256:99088458a4c991e7
 """Tests of grouped_mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -251,6 +251,7 @@ def test_opcheck(device: str) -> None:
             "split_sizes",
             "probs",
             "h",
+            "fc2_weight",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
             "a_columnwise",

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:4c9cc4dd7335f085
+# checksum sha256:6b846612c0961a68
 """Tests of grouped_mlp__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -251,6 +251,7 @@ def test_opcheck(device: str) -> None:
             "split_sizes",
             "probs",
             "h",
+            "fc2_weight",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
             "a_columnwise",

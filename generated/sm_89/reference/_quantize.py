@@ -725,8 +725,15 @@ def _alpha(a: Operand, b: Operand) -> Tensor:
     return a.amax * b.amax / _NVFP4_RANGE**2
 
 
+def _runs_along(operand: Operand, columnwise: bool) -> bool:
+    """Whether blocks run so: those as high as wide do in both ways, of codes that lie as rows."""
+    rows, columns = operand.quantization.block
+    either = rows == columns and not (operand.layout.transposed or operand.layout.atoms)
+    return either or operand.columnwise == columnwise
+
+
 def _check_gemm(a: Operand, b: Operand, a_columnwise: bool, b_columnwise: bool) -> None:
-    if (a.columnwise, b.columnwise) != (a_columnwise, b_columnwise):
+    if not (_runs_along(a, a_columnwise) and _runs_along(b, b_columnwise)):
         raise ValueError("the copies run along another dimension than the GEMM contracts over")
     transformed = [
         operand.columnwise and operand.quantization.hadamard is not None for operand in (a, b)

@@ -105,26 +105,33 @@ struct Tcgen05TileTraits {
   static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
 };
 
-// Operands of 16 bits, as modules have them.
+// Operands lie as modules have them, but for those of 4 bits, which are transposed where their
+// contraction would not be contiguous.
+template <Gemm kind, int bits>
+inline constexpr StageMajor kMajorOfA =
+    bits > 4 && kind == Gemm::wgrad ? StageMajor::MN : StageMajor::K;
+template <Gemm kind, int bits>
+inline constexpr StageMajor kMajorOfB =
+    bits > 4 && kind != Gemm::fprop ? StageMajor::MN : StageMajor::K;
+
+// Operands of 16 bits.
 template <Gemm kind, class Element, class Config, Store store>
-struct Tcgen05Traits
-    : Tcgen05TileTraits<tcgen05::Kind::f16, Element, Element,
-                        kind == Gemm::wgrad ? StageMajor::MN : StageMajor::K,
-                        kind == Gemm::fprop ? StageMajor::K : StageMajor::MN, Config, store> {
+struct Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f16, Element, Element, kMajorOfA<kind, 16>,
+                                         kMajorOfB<kind, 16>, Config, store> {
   static constexpr Gemm kKind = kind;
   using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
   using Coordinates = PlainCoordinates<kind>;
 };
 
-// Codes, whose contraction is contiguous.
+// Codes of 8 bits.
 template <Gemm kind, class A, class B, class Config, Store store>
-struct Fp8Tcgen05Traits
-    : Tcgen05TileTraits<tcgen05::Kind::f8f6f4, A, B, StageMajor::K, StageMajor::K, Config, store> {
+struct Fp8Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f8f6f4, A, B, kMajorOfA<kind, 8>,
+                                            kMajorOfB<kind, 8>, Config, store> {
   static constexpr Gemm kKind = kind;
   using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  using Coordinates = CodeCoordinates<kind>;
+  using Coordinates = PlainCoordinates<kind>;
 };
 
 // What a unit states of its kernel, as the generator derived it, is what this file derives: two
@@ -145,10 +152,20 @@ constexpr bool agrees() {
   return true;
 }
 
-// The same of what FP8 operands add, whose sums are never promoted.
+// The same of what FP8 operands add, whose sums are never promoted. No group of tokens has a place of
+// its own, so that none is stated.
 template <class Stated, Gemm kind, Fp8Scaling scaling, class T, class Config>
 constexpr bool agrees_fp8() {
-  return agrees<Stated, T, Config>() && agrees_codes<Stated, kind, scaling, 0>();
+  using Blocks = ScaleBlocks<kind, scaling>;
+  static_assert(agrees<Stated, T, Config>() && agrees_copies<Stated>());
+  static_assert(Stated::promotion_interval == 0, "promotion_interval: unit against sums");
+  static_assert(Stated::scale_rows_a == Blocks::kRowsA, "scale_rows_a: unit against ScaleBlocks");
+  static_assert(Stated::scale_rows_b == Blocks::kRowsB, "scale_rows_b: unit against ScaleBlocks");
+  static_assert(Stated::scale_columns_a == Blocks::kColumns,
+                "scale_columns_a: unit against ScaleBlocks");
+  static_assert(Stated::scale_columns_b == Blocks::kColumns,
+                "scale_columns_b: unit against ScaleBlocks");
+  return true;
 }
 
 }  // namespace fusegen

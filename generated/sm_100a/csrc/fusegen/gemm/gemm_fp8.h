@@ -1,7 +1,7 @@
 // What an FP8 GEMM is launched with; host side, no device code.
 //
 // FP8 operands have their contraction contiguous, so GEMMs along tokens (wgrad) read transposed
-// copies. In those copies, and in scales per token and block, group g starts at
+// copies; on sm_100a they lie as gemm/operands_codes.sm100.cuh says. In those copies, and in scales per token and block, group g starts at
 //   padded(g) = 32 * (begin(g) / 32 + g),  within  32 * (T / 32 + E)  tokens in all,
 // where begin(g) is its first token: computed in O(1), disjoint, aligned for TMA, and a multiple of
 // the contraction of one MMA. All divisions round down; ceil(a, b) rounds up.

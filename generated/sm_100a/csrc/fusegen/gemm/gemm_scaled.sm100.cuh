@@ -1,5 +1,6 @@
 // Grouped and dense GEMM for sm_100a with operands whose scales the tensor core reads: the kernel of
-// gemm/gemm.sm100.cuh over codes, whose scales come with each stage and go on to tensor memory.
+// gemm/gemm.sm100.cuh over codes, whose scales come with each stage and go on to tensor memory. Codes
+// of 8 bits lie as gemm/operands_codes.sm100.cuh says, those of 4 bits as gemm/gemm_scaled.h does.
 #pragma once
 
 #include <cuda_fp4.h>
@@ -7,25 +8,28 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/arguments_scaled.cuh"
 #include "fusegen/gemm/gemm.sm100.cuh"
 #include "fusegen/gemm/gemm_scaled.h"
+#include "fusegen/gemm/operands_codes.sm100.cuh"
 #include "fusegen/gemm/operands_fp8.sm90.cuh"
 #include "fusegen/load/scale_atoms.sm90.cuh"
 #include "fusegen/visit/group_amaxes.cuh"
 
 namespace fusegen {
 
-template <Gemm kind, class A, class B, class Config, Store store>
+template <Gemm kind, class A, class B, class Config, Store store, int bits = UmmaElement<A>::kBits>
 struct ScaledTcgen05Traits
-    : Tcgen05TileTraits<UmmaElement<A>::kBits == 4 ? tcgen05::Kind::mxf4nvf4 : tcgen05::Kind::mxf8f6f4,
-                        A, B, StageMajor::K, StageMajor::K, Config, store,
-                        UmmaElement<A>::kBits == 4 ? 16 : 32> {
+    : Tcgen05TileTraits<bits == 4 ? tcgen05::Kind::mxf4nvf4 : tcgen05::Kind::mxf8f6f4, A, B,
+                        kMajorOfA<kind, bits>, kMajorOfB<kind, bits>, Config, store,
+                        bits == 4 ? 16 : 32> {
   static constexpr Gemm kKind = kind;
   using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  using Coordinates = ScaledCoordinates<kind, UmmaElement<A>::kBits>;
+  using Coordinates =
+      std::conditional_t<bits == 4, ScaledCoordinates<kind, bits>, PlainCoordinates<kind>>;
 };
 
 // `agrees` of gemm/config.sm100.cuh, and the same of what scales add.
@@ -37,12 +41,32 @@ constexpr bool agrees_scaled() {
   return true;
 }
 
-// In transposed copies zeros follow the last block of a group, up to the pitch.
 template <Gemm kind, int bits>
-CodeRows code_rows(const ScaledGemmArguments& in) {
-  if (kind == Gemm::wgrad) return {in.pitch_a, in.pitch_a, in.pitch_b, in.pitch_b};
-  const int64_t bytes = (kind == Gemm::fprop ? in.gemm.k : in.gemm.n) * bits / 8;
-  return {bytes, in.pitch_a, bytes, in.pitch_b};
+Status check_scaled_codes(const ScaledGemmArguments& in) {
+  if constexpr (bits == 4) {
+    return check_scaled_arguments<kind, bits>(in);
+  } else {
+    if (Status status = check_arguments(in.gemm); !status.ok()) return status;
+    if (in.gemm.tokens > 0 && (in.scale_a == nullptr || in.scale_b == nullptr)) {
+      return {static_cast<int>(cudaErrorInvalidValue), "scale_a and scale_b"};
+    }
+    return check_code_rows<kind>(in.gemm, in.pitch_a, in.pitch_b);
+  }
+}
+
+// In transposed copies zeros follow the last block of a group, up to the pitch.
+template <Gemm kind, class Result, class T>
+Status encode_scaled_codes(const ScaledGemmArguments& in, CUtensorMap* a, CUtensorMap* b,
+                           CUtensorMap* d) {
+  if constexpr (T::kBits == 4) {
+    const int64_t bytes = (kind == Gemm::fprop ? in.gemm.k : in.gemm.n) * T::kBits / 8;
+    const int64_t bytes_a = kind == Gemm::wgrad ? in.pitch_a : bytes;
+    const int64_t bytes_b = kind == Gemm::wgrad ? in.pitch_b : bytes;
+    return encode_code_operands<kind, Result, T>(
+        in.gemm, {bytes_a, in.pitch_a, bytes_b, in.pitch_b}, a, b, d);
+  } else {
+    return encode_codes_as_rows<kind, Result, T>(in.gemm, in.pitch_a, in.pitch_b, a, b, d);
+  }
 }
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
@@ -73,13 +97,12 @@ template <Gemm kind, class A, class B, class Element, class Config, Store store 
 static Status launch_scaled_tcgen05_gemm(const ScaledGemmArguments& in, Stream& stream,
                                          const Change& change = {}) {
   using T = ScaledTcgen05Traits<kind, A, B, Config, store>;
-  if (Status status = check_scaled_arguments<kind, T::kBits>(in); !status.ok()) return status;
+  if (Status status = check_scaled_codes<kind, T::kBits>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   const GemmArguments& gemm = in.gemm;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
   CUtensorMap a, b, d;
-  Status status =
-      encode_code_operands<kind, Result, T>(gemm, code_rows<kind, T::kBits>(in), &a, &b, &d);
+  Status status = encode_scaled_codes<kind, Result, T>(in, &a, &b, &d);
   if (!status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
   status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);

@@ -2,7 +2,8 @@
 // side, no device code.
 //
 // Codes are those of gemm/gemm_fp8.h, of 8 bits or of 4, but for where a group's tokens start in
-// transposed copies: at 128 * (begin(g) / 128 + g). Scales are one byte for each 32 elements of 8 bits
+// transposed copies: at 128 * (begin(g) / 128 + g). On sm_100a those of 8 bits lie as
+// gemm/operands_codes.sm100.cuh says. Scales are one byte for each 32 elements of 8 bits
 // along the contraction, E8M0, or for each 16 of 4 bits, E4M3. They lie in atoms of 128 rows by 4
 // blocks, as quantize/scale_atoms.cuh says:
 //   fprop: scale_a [T / 128 + E][ceil(K, depth)] atoms, scale_b [E][ceil(N, 128)][ceil(K, depth)]

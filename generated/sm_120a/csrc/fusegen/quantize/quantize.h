@@ -30,7 +30,8 @@ inline constexpr int kAmaxPartials = 384;
 // Rows of the rowwise copy are `pitch` bytes apart. The columnwise copy is transposed: ragged
 // [columns, pitch] with group g at row_align * (begin[g] / row_align + g), otherwise
 // [groups, columns, pitch]. Pitches are multiples of 16 bytes; padding is written up to 15 bytes
-// after a rowwise row, and up to the pitch after a columnwise one.
+// after a rowwise row, and up to the pitch after a columnwise one. Where instructions read either
+// major the columnwise copy lies as the rowwise one does, and its pitch is 0: see untransposed.cuh.
 struct QuantizedCopy {
   void* data = nullptr;  // nullptr: this copy is not wanted
   void* scale = nullptr;

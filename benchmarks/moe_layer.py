@@ -1,0 +1,187 @@
+"""The experts of a mixture-of-experts layer, tokens to tokens, forward and backward, and what it holds.
+
+All contenders share tokens, weights, dy and a routing: each token's experts and their weights.
+torch's is the same layer as plain functions, compiled whole: a stable sort, a gather,
+`torch._grouped_mm` twice, and a gather with a sum over each token's experts.  Rows say what lives
+between forward and backward, and the peak.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from common import Case, Row
+from torch import Tensor
+
+PEER = "torch compiled"
+MODULE = "moe_layer"
+TOLERANCE = 0.2  # of results under a quantised recipe; 2e-2 in bf16, whose h is rounded elsewhere
+GRADIENTS = 3  # GEMMs of a forward and backward, over those of a forward
+
+Step = Callable[[], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Tokens, experts of each, experts, and the widths of a layer."""
+
+    tokens: int
+    choices: int
+    experts: int
+    hidden: int
+    intermediate: int
+    model: str = ""
+
+    def __str__(self) -> str:
+        own = f"T {self.tokens} K {self.choices} E {self.experts}"
+        return f"{self.model} {own} H {self.hidden} I {self.intermediate}".strip()
+
+    @property
+    def flops(self) -> int:
+        """Of the GEMMs of a forward and backward."""
+        rows = self.tokens * self.choices
+        return GRADIENTS * 6 * rows * self.hidden * self.intermediate
+
+
+# The published shapes of SonicMoE, whose experts get finer along a row of three, and models.
+SONIC = (
+    *(Size(24576, 16 // n, 256 // n, 1536, 128 * n) for n in (2, 4, 8)),
+    *(Size(32768, 32 // n, 512 // n, 4096, 128 * n) for n in (2, 4, 8)),
+    *(Size(32768, 32 // n, 512 // n, 4096, 256 * n) for n in (2, 4, 8)),
+)
+MODELS = (
+    Size(16384, 2, 8, 4096, 14336, "mixtral"),
+    Size(8192, 8, 128, 2048, 768, "qwen3"),
+    Size(16384, 8, 64, 2048, 1024, "olmoe"),
+    Size(8192, 8, 32, 7168, 2048, "dsv3"),
+)
+QUICK_SIZES = (Size(64, 2, 4, 64, 32),)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What all contenders share.
+
+    Attributes:
+        leaves: x [T, H], fc1 [E, 2 I, H], fc2 [E, H, I], probs [T, K], which ask for gradients.
+        ids: experts of each token, int32 [T, K].
+        counts: how often each expert is chosen, int64 [E].
+        dy: [T, H].
+    """
+
+    leaves: tuple[Tensor, ...]
+    ids: Tensor
+    counts: Tensor
+    dy: Tensor
+
+    @classmethod
+    def drawn(cls, size: Size) -> Operands:
+        """Random ones on the device; the experts of a token differ."""
+        t, h, f = size.tokens, size.hidden, size.intermediate
+        scores = torch.rand(t, size.experts, device=common.DEVICE)
+        probs, ids = scores.topk(size.choices, dim=-1)
+        parameter = torch.nn.Parameter
+        leaves = (
+            common.normal(t, h).requires_grad_(),
+            parameter(common.normal(size.experts, 2 * f, h, scale=h**-0.5)),
+            parameter(common.normal(size.experts, h, f, scale=f**-0.5)),
+            (probs / probs.sum(-1, keepdim=True)).requires_grad_(),
+        )
+        counts = torch.bincount(ids.flatten(), minlength=size.experts)
+        return cls(leaves, ids.to(torch.int32), counts, common.normal(t, h))
+
+
+def torch_layer(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+    """x [T, H], fc1 [E, 2 I, H], fc2 [E, H, I], probs and ids [T, K] -> [T, H]."""
+    tokens, choices = ids.shape
+    order = torch.argsort(ids.flatten(), stable=True)
+    experts = torch.arange(fc1.shape[0], device=ids.device)
+    ends = torch.searchsorted(ids.flatten()[order], experts, right=True).to(torch.int32)
+    h = torch._grouped_mm(x[order // choices], fc1.transpose(-2, -1), offs=ends)
+    gate, up = h.float().chunk(2, dim=-1)
+    a = torch.nn.functional.silu(gate) * up * probs.flatten()[order][:, None]
+    y = torch._grouped_mm(a.to(x.dtype), fc2.transpose(-2, -1), offs=ends)
+    inverse = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
+    return y[inverse].view(tokens, choices, -1).sum(1)
+
+
+def _step(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], dy: Tensor) -> Any:
+    y = forward()
+    return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+
+
+def _ours(package: Any, cell: str, size: Size, operands: Operands) -> Callable[[], Tensor]:
+    """The forward of a layer of ours with these weights."""
+    x, fc1, fc2, probs = operands.leaves
+    module = common.bundles.load_cell(package, cell)
+    layer = module.MoELayer(
+        size.experts, hidden=size.hidden, intermediate=size.intermediate, device=common.DEVICE
+    )
+    layer.fc1.weight, layer.fc2.weight = fc1, fc2
+    if "cached_weights" in cell:
+        for _ in range(2):  # delayed scaling has a scale of these weights from the second on
+            layer.refresh_weights()
+    return partial(layer, x, probs, operands.ids, operands.counts)
+
+
+def held_gib(forward: Callable[[], Tensor]) -> float:
+    """What lives between forward and backward, above what was there before; without y."""
+    common.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = forward()
+    common.synchronize()
+    return (torch.cuda.memory_allocated() - before - y.nbytes) / 2**30
+
+
+def _memory(forward: Callable[[], Tensor], step: Step) -> dict[str, float]:
+    if common.DEVICE == "cpu":
+        return {}
+    return {"held_gib": held_gib(forward), "peak_gib": common.peak_gib(step)}
+
+
+def _measure(package: Any, size: Size) -> Iterator[Row]:
+    operands = Operands.drawn(size)
+    torch.compiler.reset()
+    compiled = torch.compile(torch_layer, fullgraph=True, dynamic=False)
+    forwards: dict[str, Callable[[], Tensor]] = {
+        PEER: partial(compiled, *operands.leaves, operands.ids)
+    }
+    for cell in common.bundles.cells_of(Path(package.__path__[0]), MODULE, choices=True):
+        forwards[common.contender(cell)] = _ours(package, cell, size, operands)
+    steps: dict[str, Step] = {
+        name: partial(_step, forward, operands.leaves, operands.dy)
+        for name, forward in forwards.items()
+    }
+    expected, case = steps[PEER](), f"{MODULE} {size}"
+    for name, step in steps.items():
+        step()  # delayed scaling has scales of these tensors from the second step on
+        tolerance = 2e-2 if name in (PEER, common.OURS) else TOLERANCE
+        for got, wanted in zip(step(), expected, strict=True):
+            common.require_close(f"{case} {name}", got, wanted, tolerance)
+    del expected
+    samples = common.compare({name: partial(_run, step) for name, step in steps.items()})
+    for name, times in samples.items():
+        yield common.row(
+            *(case, name, "ms", times),
+            rate=size.flops / statistics.median(times) / 1e9,
+            rate_unit="TFLOP/s",
+            extra=_memory(forwards[name], steps[name]),
+        )
+
+
+def _run(step: Step, _: int) -> None:
+    step()
+
+
+def moe_layer(*, quick: bool = False) -> Iterator[Case]:
+    """Layers one after the other: their operands are large."""
+    package = common.bundle()
+    for size in QUICK_SIZES if quick else (*MODELS, *SONIC):
+        yield Case(f"{MODULE} {size}", partial(_measure, package, size))
