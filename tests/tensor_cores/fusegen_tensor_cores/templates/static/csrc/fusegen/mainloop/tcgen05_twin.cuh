@@ -211,7 +211,7 @@ __device__ void load_strip(float (&to)[Count], uint32_t from) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < Count; ++i) {
     const uint32_t row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[i] = memory[blockIdx.x][(from >> 16) + row][(from & 0xffff) + column];
+    to[i] = memory_of(blockIdx.x)[(from >> 16) + row][(from & 0xffff) + column];
   }
 }
 
