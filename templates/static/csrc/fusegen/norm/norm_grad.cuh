@@ -201,11 +201,9 @@ struct RowRing {
   }
 };
 
-// The compiler wants more registers for sm_89 than these blocks leave to a thread: there products of
-// dy and weight are made again, of what they were made of, where they else stay.
-template <class S, bool centred>
-inline constexpr bool kProductsAgain =
-    kLeastArchitecture == 890 && centred && S::kColumns == kColumnsReadOnce;
+// Whether products of dy and weight are made again, of what they were made of, and do not stay in
+// registers: but for sm_80 and sm_90 the compiler wants more of these than a block leaves to a thread.
+inline constexpr bool kProductsAgain = kLeastArchitecture != 800 && kLeastArchitecture != 900;
 
 // Bytes of shared memory that a block has of rows, and of sums for the bias.
 template <class Ring, class S>
@@ -283,7 +281,7 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < S::kVectors; ++i) {
         const Values input = unpack<Element>(ring.at(0, i));
-        if constexpr (kProductsAgain<S, centred>) {
+        if constexpr (kProductsAgain) {
           const int column = place.column(i);
           scaled[i] = products(unpack<Element>(ring.at(1, i)), gamma(column, column < columns));
         }
