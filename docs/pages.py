@@ -248,7 +248,7 @@ def _architecture(arch: ArchSpec, record: Mapping[str, Any], evidence: str) -> I
     yield "|---|---|---|---|---|---|---|---|"
     for family in _families(arch, units):
         own = [unit for unit in units.values() if unit["family"] == family]
-        yield _family(family, own)
+        yield _family(family, own, arch.name)
 
 
 def _extent(record: Mapping[str, Any]) -> str:
@@ -269,7 +269,7 @@ def _families(arch: ArchSpec, units: Mapping[str, Any]) -> list[str]:
     return sorted({*listed, *(unit["family"] for unit in units.values())})
 
 
-def _family(name: str, units: Sequence[Mapping[str, Any]]) -> str:
+def _family(name: str, units: Sequence[Mapping[str, Any]], arch: str) -> str:
     known = known_family(name)
     contracts = known.contracts if known else ()
 
@@ -285,12 +285,16 @@ def _family(name: str, units: Sequence[Mapping[str, Any]]) -> str:
         return ", ".join(part for part in parts if part)
 
     configured = known is not None and known.configured is not None
+
+    def registers(contract: Contract) -> str:
+        found = contract.registers_of(arch)
+        return "as threads leave" if found is None else str(found)
+
     memory = "as stated" if configured else stated(lambda each: f"{each.shared_memory / 1024:g}")
     cells = (
         f"`{name}`",
         str(len(units)),
-        stated(lambda each: "as threads leave" if each.registers is None else str(each.registers))
-        + most("registers"),
+        stated(registers) + most("registers"),
         memory + most("shared_memory", 1024),
         stated(lambda each: " ".join(f"`{escaped(code)}`" for code in each.opcodes)),
         stated(lambda each: f"{each.cpu_seconds:g}") + most("cpu_seconds"),

@@ -69,6 +69,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return launches(folder, "norm", **arguments)
 
 
+@pytest.fixture(scope="module")
+def made_again(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """Gradients as they are for later architectures than Hopper, and for Ada."""
+    folder = _with_fixed_memory(tmp_path_factory.mktemp("norm_made_again"))
+    return launches(folder, "norm", "1200", norm_grad="NormGradArguments")
+
+
 @dataclass
 class Case:
     """Operands of a norm, and what float64 gives of them.
@@ -251,6 +258,19 @@ def test_a_gpu_with_less_shared_memory_gives_the_same_bits(
     monkeypatch.setenv("FUSEGEN_TEST_CTA_BYTES", str(memory * 1024))
     for found, same in zip(gradients(kernels, case, add=add), wanted, strict=True):
         assert found is same is None or torch.equal(found, same)
+
+
+@pytest.mark.parametrize("adds", (False, True))
+@pytest.mark.parametrize("kind", ("rms", "layer"))
+def test_products_that_are_made_again_are_the_same_bits(
+    kernels: Kernels, made_again: Kernels, kind: str, adds: bool
+) -> None:
+    for rows, columns in ((33, 264), (3, 2056), (2, 16384)):
+        case = Case(kind, rows, columns, torch.bfloat16)
+        add = case.dy.flip(0).contiguous() if adds else None
+        wanted = gradients(kernels, case, add=add)
+        for found, same in zip(gradients(made_again, case, add=add), wanted, strict=True):
+            assert found is same is None or torch.equal(found, same)
 
 
 @pytest.mark.parametrize("columns", (72, 2048, 16392))

@@ -74,6 +74,15 @@ def test_what_the_machine_code_has(opcodes: tuple[str, ...], said: str) -> None:
     assert said in found(REPORT, code={"k": opcodes})
 
 
+def test_registers_of_an_architecture_are_its_own() -> None:
+    cell = Cell("softmax", "bf16")
+    for arch, most in (("sm_89", 96), ("sm_80", 64), ("sm_120a", 64)):
+        plan = resolve(SPECS, arch, [cell]).modules
+        assert promises(plan, SPECS.archs[arch])["kernels/softmax.cu"].registers == most
+    named = {arch for family in SHIPPED for each in family.contracts for arch in each.registers_on}
+    assert named <= {*SPECS.archs}, "a contract of an architecture that there is not"
+
+
 def test_code_that_was_not_found_is_a_breach() -> None:
     assert "no machine code was found" in found(REPORT, code={})
     assert found(REPORT, Promise(Contract(), shared_memory=1024), {}) == "", "none is asked for"

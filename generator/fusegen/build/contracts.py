@@ -116,10 +116,10 @@ def _promise(unit: KernelUnit, kernels: KernelSet, arch: ArchSpec) -> Promise:
     family, stated = known_family(unit.template), dict(unit.constants)
     contract = family.contract(unit.variant, unit.point) if family else ANY
     configured = SHARED_BYTES in stated
-    of_device = _cta_memory(unit, kernels, arch)
+    of_device, registers = _cta_memory(unit, kernels, arch), contract.registers_of(arch.name)
     return Promise(
         contract=contract,
-        registers=_left(stated, arch) if contract.registers is None else contract.registers,
+        registers=_left(stated, arch) if registers is None else registers,
         shared_memory=of_device if configured else min(of_device, contract.shared_memory),
         stated=stated.get(SHARED_BYTES, 0),
     )

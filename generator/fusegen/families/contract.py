@@ -35,6 +35,8 @@ class Contract:
         cpu_seconds: of the compiler, at most, however loaded the machine is.
         gibibytes: of the compiler's largest process, at most.
         point: pattern that is found in the name of a configuration.
+        registers_on: of a thread, at most, on architectures for which the compiler takes others
+            than `registers`, by name.
     """
 
     of: str = ""
@@ -46,11 +48,16 @@ class Contract:
     cpu_seconds: float = 60
     gibibytes: float = 1
     point: str = ""
+    registers_on: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reads_code(self) -> bool:
         """Whether it says anything of machine instructions."""
         return bool(self.opcodes or self.without)
+
+    def registers_of(self, arch: str) -> int | None:
+        """Of a thread on an architecture, at most; None as `registers`."""
+        return self.registers_on.get(arch, self.registers)
 
     def found_in(self, code: Collection[str]) -> tuple[str, ...]:
         """The instructions that it asks for, as code has them: the first of each pattern."""
