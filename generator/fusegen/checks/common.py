@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..ir.dtypes import INTEGERS, DType
-from ..ir.shapes import LARGEST, Const
+from ..ir.shapes import LARGEST, Const, Shape
 from ..spec.diagnostics import Problem, did_you_mean
 from ..spec.load import Source
 from ..spec.op import AttributeSpec, OpSpec, TensorSpec
+from ..steps import definition
 
 _KEPT = (DType.IO, DType.FLOAT32, *INTEGERS)
 
@@ -36,6 +37,12 @@ def check_symbols(dims: Mapping[str, str], source: Source) -> Iterator[Problem]:
                 "dims",
                 symbol,
             )
+
+
+def check_dimensions(shape: Shape, source: Source, *path: str | int) -> Iterator[Problem]:
+    """Only what a step gives may be one number without any dimension."""
+    if not shape.flat:
+        yield source.problem("expected one dimension at least, such as [T...], got []", *path)
 
 
 def said_of_integer(tensor: TensorSpec, source: Source, *path: str | int) -> Iterator[Problem]:
@@ -70,6 +77,16 @@ def count_problem(op: OpSpec, name: str, value: object) -> str:
     return f"shapes hold {name!r}: expected a number from 1 to {LARGEST}, got {value!r}"
 
 
+def fixed_problem(op: OpSpec, name: str, value: object) -> str:
+    """What is wrong with a value that launches of the op are printed with; empty where nothing."""
+    for step in (*op.forward, *op.backward):
+        for kind in definition(step.primitive).attributes_of(step.kind):
+            reason = kind.unfit(value) if dict(step.attributes).get(kind.name) == name else ""
+            if reason:
+                return f"{name!r} of {step.primitive}: {reason}"
+    return ""
+
+
 def check_drawn(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Problem]:
     """What modules draw is int64 numbers of a known count; a call may leave it out."""
     last = ""
@@ -91,6 +108,37 @@ def check_drawn(inputs: Mapping[str, TensorSpec], source: Source) -> Iterator[Pr
                 "inputs",
                 name,
                 "drawn",
+            )
+
+
+def check_optional_last(
+    inputs: Mapping[str, TensorSpec], name: str, source: Source
+) -> Iterator[Problem]:
+    """What a call may leave out stands behind the inputs that it gives."""
+    names = [*inputs]
+    for later in names[names.index(name) + 1 :]:
+        if not (inputs[later].optional or inputs[later].drawn):
+            yield source.problem(
+                f"{name!r} may be left out of a call; put {later!r} before it", "inputs", later
+            )
+            return
+
+
+def check_order(
+    results: Mapping[str, tuple[TensorSpec, tuple[str | int, ...]]], source: Source
+) -> Iterator[Problem]:
+    """What a function returns without a gradient stands behind all that has one.
+
+    Args:
+        results: by name, each with its place.
+    """
+    integers = ""
+    for name, (tensor, path) in results.items():
+        if tensor.dtype in INTEGERS:
+            integers = integers or name
+        elif integers:
+            yield source.problem(
+                f"{integers!r} has no gradient, as it is of integers; put {name!r} before it", *path
             )
 
 

@@ -24,9 +24,11 @@ from .common import (
     OWN_TYPE_FIRST,
     check_drawn,
     check_input_types,
+    check_order,
     check_symbols,
     count_problem,
     fits,
+    fixed_problem,
     range_problem,
     said_of_integer,
     unknown,
@@ -128,11 +130,13 @@ def _check_chain(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator
         yield from _check_item(
             module, item, op, available, _later(module, index, specs), source, index
         )
-        reads = reads_of(item, op, previous)
+        reads = reads_of(item, op, previous, module.inputs)
         first = next(iter(reads.values()))
         known = available[first].shape if first in available else None
         sizes = sizes_of(item, op)
         for name, spec in op.inputs.items():
+            if name not in reads:
+                continue
             shape = op.shape_of(spec, sizes, known or spec.shape)
             yield from _check_reading(item, spec, shape, reads[name], available, source, index)
             other = drawing.setdefault(reads[name], item.as_ or item.op) if spec.drawn else ""
@@ -203,7 +207,7 @@ def _reads(module: ModuleSpec, specs: SpecSet) -> Iterator[tuple[int, str, Tenso
     previous = next(iter(module.inputs), "")
     for index, item in enumerate(module.chain):
         op = specs.ops[item.op]
-        for name, tensor in reads_of(item, op, previous).items():
+        for name, tensor in reads_of(item, op, previous, module.inputs).items():
             yield index, tensor, op.inputs[name]
         previous = next(iter(results_of(module, index, op).values()))
 
@@ -222,6 +226,14 @@ def _check_outputs(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterat
             )
         else:
             yield from unknown(source, "result", name, given, "outputs", index)
+    specs_of = {
+        name: op.outputs[result]
+        for index, op in enumerate(specs.ops[item.op] for item in module.chain)
+        for result, name in results_of(module, index, op).items()
+    }
+    named = [n for n in module.outputs if n in specs_of]
+    places = {n: (specs_of[n], ("outputs", module.outputs.index(n))) for n in named}
+    yield from check_order(places, source)
     used = {*outputs_of(module, specs.ops), *(name for _, name, _ in _reads(module, specs))}
     for name, place in given.items():
         if name not in used:
@@ -327,6 +339,12 @@ def _check_reading(
             "chain",
             index,
         )
+    if got.optional and not spec.optional:
+        yield source.problem(
+            f"{item.op} needs {tensor!r}, which may be left out; remove its 'optional'",
+            "chain",
+            index,
+        )
 
 
 def _check_shape(
@@ -395,8 +413,8 @@ def _check_item(
     if isinstance(item.out, Mapping):
         for name in item.out:
             yield from unknown(source, "output", name, op.outputs, *path, "out", name)
-    for name in list(op.inputs)[1:]:
-        if name not in item.with_ and name not in available:
+    for name, spec in list(op.inputs.items())[1:]:
+        if not spec.optional and name not in item.with_ and name not in available:
             yield source.problem(
                 f"{item.op} needs {name!r}: name a module input so, or map it in 'with'", *path
             )
@@ -421,5 +439,6 @@ def _check_item(
         reason = f"expected {op.attributes[name].type.value}, got {value!r}"
         if fits(op.attributes[name], value):
             reason = range_problem(op.attributes[name], value) or count_problem(op, name, value)
+            reason = reason or fixed_problem(op, name, value)
         if reason:
             yield source.problem(reason, *path, "attributes", name)

@@ -15,12 +15,16 @@ from ..spec.load import Source
 from ..spec.op import AttributeSpec, OpSpec, StepSpec, TensorSpec, operand_symbols
 from ..steps import definition
 from .common import (
+    check_dimensions,
     check_drawn,
     check_input_types,
+    check_optional_last,
+    check_order,
     check_symbols,
     check_type,
     count_problem,
     fits,
+    fixed_problem,
     range_problem,
     said_of_integer,
     unknown,
@@ -64,9 +68,11 @@ def check_op(op: OpSpec, source: Source) -> Iterator[Problem]:
             )
         else:
             yield from _check_range(name, attribute, source)
-            if reason := count_problem(op, name, attribute.default):
+            reason = count_problem(op, name, attribute.default)
+            if reason := reason or fixed_problem(op, name, attribute.default):
                 yield source.problem(reason, "attributes", name, "default")
     yield from check_drawn(op.inputs, source)
+    yield from check_order({n: (t, ("outputs", n)) for n, t in op.outputs.items()}, source)
     yield from _check_dims(op, source)
     if not op.inputs or not op.outputs:
         return
@@ -142,6 +148,8 @@ def _check_attributes(op: OpSpec, source: Source) -> Iterator[Problem]:
 def _check_tensor(
     op: OpSpec, section: str, name: str, tensor: TensorSpec, source: Source
 ) -> Iterator[Problem]:
+    if section != "outputs" or op.pointwise:
+        yield from check_dimensions(tensor.shape, source, section, name, "shape")
     for symbol in sorted(tensor.shape.symbols() - {*op.counts}):
         if symbol in op.attributes:
             yield source.problem(
@@ -162,8 +170,8 @@ def _check_tensor(
         yield from _check_init_if(op, section, name, attribute, source)
     if tensor.drawn and section != "inputs":
         yield source.problem("only an input is drawn; remove it", section, name, "drawn")
-    if tensor.optional and section != "parameters":
-        yield source.problem("only a parameter may be optional", section, name, "optional")
+    if tensor.optional:
+        yield from _check_optional(op, section, name, tensor, source)
     yield from said_of_integer(tensor, source, section, name)
     if tensor.chunk is not None:
         yield from _check_chunk(section, name, tensor, source)
@@ -174,6 +182,31 @@ def _check_tensor(
             yield source.problem(
                 f"{key!r} belongs to an operand of a pointwise op", section, name, key
             )
+
+
+def _check_optional(
+    op: OpSpec, section: str, name: str, tensor: TensorSpec, source: Source
+) -> Iterator[Problem]:
+    """Parameters and inputs without a gradient may be left out, the inputs behind all others."""
+    path = (section, name, "optional")
+    if section not in ("inputs", "parameters"):
+        yield source.problem("only a parameter or an input may be optional", *path)
+        return
+    if section == "inputs" and tensor.has_gradient:
+        yield source.problem(
+            f"an input with a gradient is always there; say differentiable: false of {name!r}",
+            *path,
+        )
+    elif section == "inputs":
+        yield from check_optional_last(op.inputs, name, source)
+    for index, step in enumerate(op.forward):
+        signature = definition(step.primitive)
+        for slot, given in step.slots:
+            if given == name and slot not in signature.optional:
+                yield source.problem(
+                    f"{step.primitive} needs slot {slot!r}, and {name!r} may be left out",
+                    *("forward", index, slot),
+                )
 
 
 def _check_chunk(section: str, name: str, tensor: TensorSpec, source: Source) -> Iterator[Problem]:
@@ -436,6 +469,21 @@ def _check_step_attributes(
                 *path,
                 name,
             )
+        elif value in op.attributes:
+            yield from _check_fixed(step, name, value, op.attributes[value], source)
+
+
+def _check_fixed(
+    step: StepSpec, name: str, value: str, attribute: AttributeSpec, source: Source
+) -> Iterator[Problem]:
+    """What launches are printed with is known when a module is generated, and is one of few."""
+    kind = next(each for each in definition(step.primitive).attributes if each.name == name)
+    if kind.fixed and not attribute.static:
+        yield source.problem(
+            f"{name!r} of {step.primitive} is fixed when a module is generated; say static: true",
+            "attributes",
+            value,
+        )
 
 
 def _check_unread(op: OpSpec, source: Source) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from .buffers import (
     StateFill,
     padded_bytes,
 )
-from .dtypes import DType
+from .dtypes import INTEGERS, DType
 from .kernel import LayoutSpec
 from .kernel_set import Kernel, KernelSet, KernelUnit
 from .naming import Cell, gradient
@@ -248,8 +248,13 @@ class ModulePlan:
 
     @property
     def incoming(self) -> tuple[str, ...]:
-        """Gradients of the outputs, which the caller gives."""
-        return tuple(map(gradient, self.outputs))
+        """Gradients of the outputs, which the caller gives; integers have none."""
+        return tuple(map(gradient, self.outputs[: self.differentiable_outputs]))
+
+    @property
+    def differentiable_outputs(self) -> int:
+        """How many outputs have a gradient: the first ones."""
+        return sum(self.buffer(name).dtype not in INTEGERS for name in self.outputs)
 
     @property
     def passed_on(self) -> tuple[str, ...]:
@@ -260,6 +265,11 @@ class ModulePlan:
     def drawn(self) -> tuple[str, ...]:
         """Inputs of random bits, which the module draws where its caller gives none."""
         return tuple(name for name in self.inputs if self.buffer(name).drawn)
+
+    @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """Inputs that a call may leave out."""
+        return tuple(name for name in self.inputs if self.buffer(name).optional)
 
     @property
     def process_groups(self) -> tuple[Group, ...]:

@@ -44,7 +44,8 @@ def tensors_of(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> tuple[dict[str,
     found: list[dict[str, str]] = []
     for index, item in enumerate(chain_of(module)):
         op, prefix = ops[item.op], prefix_of(item)
-        tensors = {name: aliased.get(t, t) for name, t in reads_of(item, op, previous).items()}
+        reads = reads_of(item, op, previous, inputs)
+        tensors = {name: aliased.get(t, t) for name, t in reads.items()}
         tensors |= {name: f"{prefix}{name}" for name in (*op.parameters, *op.internal)}
         results = results_of(module, index, op)
         previous = next(iter(results.values()))

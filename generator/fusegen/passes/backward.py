@@ -17,6 +17,7 @@ from ..ir.naming import gradient, partial_gradient, terms_of, total_gradient
 from ..ir.step import Access, Operand, Step
 from ..math import names_in, parse
 from ..spec.op import OpSpec, operand_symbols, symbols_of
+from ..steps import definition
 from ..steps.add import ADD, slots
 from ..steps.pointwise import POINTWISE_GRAD
 from ..steps.sums import COLUMN_SUM
@@ -69,16 +70,17 @@ def _names(instance: Instance) -> dict[str, str]:
 
 
 def _ruled_steps(instance: Instance, names: dict[str, str], given: tuple[str, ...]) -> list[Step]:
-    """The rule of an op."""
+    """The rule of an op; what a step may do without it does without where nothing gives it."""
     absent = {gradient(name): name for name in instance.results if name not in given}
     for step in instance.op.backward:
-        for _, tensor in step.slots:
-            if tensor in absent:
+        for slot, tensor in step.slots:
+            if tensor in absent and slot not in definition(step.primitive).optional:
                 raise NotPossible(
                     f"op {instance.label!r}: its backward reads the gradient of {absent[tensor]!r},"
                     " which nothing gives"
                 )
-    return [bind(step, instance, names) for step in instance.op.backward]
+    known = {tensor: name for tensor, name in names.items() if tensor not in absent}
+    return [bind(step, instance, known) for step in instance.op.backward]
 
 
 def _pointwise_steps(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
-from ..ir.dtypes import DType
+from ..ir.dtypes import INTEGERS, DType
 from ..ir.kernel import LayoutSpec
 from ..ir.kernel_set import KernelSet
 from ..ir.naming import gradient, need
@@ -160,8 +160,9 @@ class Draft:
 
     @property
     def incoming(self) -> tuple[str, ...]:
-        """Gradients of the outputs, which the caller gives."""
-        return tuple(map(gradient, self.outputs))
+        """Gradients of the outputs, which the caller gives; integers have none."""
+        own = (name for name in self.outputs if self.buffers[name].dtype not in INTEGERS)
+        return tuple(map(gradient, own))
 
     @property
     def computed(self) -> dict[str, tuple[str, ...]]:

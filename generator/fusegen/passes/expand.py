@@ -118,7 +118,7 @@ def _forward(instance: Instance) -> list[Step]:
 def bind(step: StepSpec, instance: Instance, names: Mapping[str, str]) -> Step:
     """A step of an op with the module's buffers in its slots."""
     kind = definition(step.primitive)
-    slots = {slot: names[tensor] for slot, tensor in step.slots}
+    slots = {slot: names[tensor] for slot, tensor in step.slots if tensor in names}
     return Step(
         primitive=step.primitive,
         kind=step.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..ir.shapes import Const, Expr
 from .module import ChainItem, ModuleSpec
@@ -29,16 +29,19 @@ def sizes_of(item: ChainItem, op: OpSpec) -> dict[str, Expr]:
     return {**item.dims, **numbers}
 
 
-def reads_of(item: ChainItem, op: OpSpec, previous: str) -> dict[str, str]:
-    """The tensor of the module behind each input of an op.
+def reads_of(item: ChainItem, op: OpSpec, previous: str, inputs: Collection[str]) -> dict[str, str]:
+    """The tensor of the module behind each input of an op; an optional one may have none.
 
     Args:
         item: the op's place in the chain.
         op: its spec.
         previous: first result of the op before it, or the module's first input.
+        inputs: of the module.
     """
     first = next(iter(op.inputs), "")
-    return {name: item.with_.get(name, previous if name == first else name) for name in op.inputs}
+    given = {*item.with_, *inputs}
+    read = (name for name, spec in op.inputs.items() if not spec.optional or name in given)
+    return {name: item.with_.get(name, previous if name == first else name) for name in read}
 
 
 def results_of(module: ModuleSpec, index: int, op: OpSpec) -> dict[str, str]:

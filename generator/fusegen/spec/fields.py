@@ -78,8 +78,6 @@ def _shape(value: object) -> object:
         raise problem_at(
             "shape", f"expected a list of dimensions such as [T, 2 * D], got {value!r}"
         )
-    if not value:
-        raise problem_at("shape", "expected one dimension at least, such as [T...], got []")
     try:
         return Shape.parse(value)
     except ValueError as error:

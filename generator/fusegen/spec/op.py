@@ -29,7 +29,7 @@ class TensorSpec:
         role: what a recipe quantises it as; None is never quantised.
         dtype: ``io`` is the module's own type.
         differentiable: whether a gradient can flow into it; integers do not say it, for none can.
-        optional: may be None at run time.
+        optional: may be None at run time: a parameter, or an input without a gradient.
         init: for parameters.
         init_if: what it is instead where a static attribute is true, by the attribute's name.
         halves: names of the two halves of the last dimension in a pointwise expression.

@@ -66,11 +66,30 @@ class AttributeDef:
         name: in specs and plans.
         type: of its value.
         kinds: variants that have it; empty where all do.
+        words: what a string may be; launches are printed with it, so that the op's attribute is
+            static.
+        range: least and largest value of an integer that launches are printed with; None for any.
     """
 
     name: str
     type: AttributeType
     kinds: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    range: tuple[int, int] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its value is known when a module is generated."""
+        return bool(self.words) or self.range is not None
+
+    def unfit(self, value: object) -> str:
+        """What is wrong with a value of the right type; empty where nothing is."""
+        if self.words and value not in self.words:
+            return f"expected {' | '.join(self.words)}, got {value!r}"
+        if self.range and isinstance(value, int) and not self.range[0] <= value <= self.range[1]:
+            least, largest = self.range
+            return f"expected a number from {least} to {largest}, got {value}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

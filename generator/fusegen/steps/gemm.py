@@ -94,6 +94,7 @@ GEMM = StepDef(
         "dgrad": {"a": "T... N", "b": "N K", "out": "T... K"},
         "wgrad": {"a": "T... N", "b": "T... K", "out": "N K"},
     },
+    dtypes={"out": (DType.IO, DType.FLOAT32)},
     traits=frozenset((Trait.GEMM,)),
     reference=Reference("steps.gemm", frozenset(("a", "b", "add")) | _COPIES, "quantized.gemm"),
     sizes={**_SIZES, "groups": ""},

@@ -14,7 +14,8 @@ class Origin(str, Enum):
 
     Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
     where its name says so; the outermost dimension of a result (LENGTH); a SIZE or an ATTRIBUTE by
-    name; its KIND, as an enumerator.  Of the copy in a slot: bytes from row to row (PITCH), and
+    name; its KIND, or a WORD that is the value of the attribute of the field's name, as an
+    enumerator.  Of the copy in a slot: bytes from row to row (PITCH), and
     scales from one block of columns to the next where those of tokens are neighbours (TOKEN_PITCH).
     Of the architecture: the ALIGNMENT of where groups start.  Of the device: the number of its
     MULTIPROCESSORS.
@@ -38,6 +39,7 @@ class Origin(str, Enum):
     SIZE = "size"
     ATTRIBUTE = "attribute"
     KIND = "kind"
+    WORD = "word"
     PITCH = "pitch"
     TOKEN_PITCH = "token_pitch"
     ALIGNMENT = "alignment"

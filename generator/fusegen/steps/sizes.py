@@ -17,14 +17,14 @@ Sizes = dict[str, tuple[Expr | str, ...]]
 def bind(rule: str, shape: Shape, sizes: Sizes) -> bool:
     """Whether a shape is what a rule says; names that are new are bound to its sizes."""
     names, got = rule.split(), _sizes_of(shape)
-    several = names[0].endswith("...")
+    several = bool(names) and names[0].endswith("...")
     least = len(names)
     if len(got) < least or (len(got) > least and not several):
         return False
     if not several and shape.leading:
         return False
     own = len(got) - least + 1 if several else 1
-    parts = [got[:own], *((size,) for size in got[own:])]
+    parts = [got[:own], *((size,) for size in got[own:])] if names else []
     known = dict(sizes)
     for name, part in zip(names, parts, strict=True):
         if _meant(name, known).setdefault(name, part) != part:

@@ -208,6 +208,8 @@ def _value(place: _Place, field: Field) -> str:
             return _attribute(step, field.of)
         case Origin.KIND:
             return f"{field.of}::{step.kind}"
+        case Origin.WORD:
+            return f"{field.of}::{dict(step.attributes)[field.name]}"
         case Origin.PITCH:
             return _pitch(plan, place.copy(field.of))
         case Origin.TOKEN_PITCH:

@@ -30,8 +30,9 @@ class AutogradText:
         results: of the forward op.
         unpacked: apply_arguments and results, ``_`` for those that the context does not keep.
         incoming: gradients of the outputs.
-        alone: whether there is one output, whose gradient may be absent; autograd gives those of
+        alone: whether one output has a gradient, which may be absent; autograd gives those of
             several as zeros where nobody uses the output.
+        outputs: how many there are, of which the first have gradients.
         returns: return type of ``forward``.
         needs: flags that the backward reads, and where autograd tells of each.
         saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
@@ -61,6 +62,7 @@ class AutogradText:
     unpacked: tuple[tuple[str, ...], tuple[str, ...]]
     incoming: tuple[str, ...]
     alone: bool
+    outputs: int
     returns: str
     needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
@@ -157,7 +159,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         results=results,
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
         incoming=plan.incoming,
-        alone=len(plan.outputs) == 1,
+        alone=len(plan.incoming) == 1,
+        outputs=len(plan.outputs),
         returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),

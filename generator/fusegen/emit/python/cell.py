@@ -318,7 +318,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         if h
     )
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
-    has_bias = any(argument.optional for argument in by_name.values())
+    has_bias = any(plan.buffer(parameter.buffer).optional for parameter in plan.parameters)
+    left_out = (*plan.drawn, *plan.optional_inputs)
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
     rest = ("*_",) if autograd.saves_results else ()
     outputs = tuple(tensor_text(plan, Argument(n, False)) for n in plan.outputs)
@@ -334,15 +335,14 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
         called_with=tuple(
-            f"{name}: Tensor{' | None = None' if name in plan.drawn else ''}"
-            for name in plan.inputs
+            f"{name}: Tensor{' | None = None' if name in left_out else ''}" for name in plan.inputs
         ),
         widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
         arguments=tuple(by_name[name] for name in plan.arguments),
-        given_tensors=tuple(f"isinstance({name}, Tensor)" for name in plan.inputs),
-        given_inputs=tuple(f'("{name}", {name})' for name in plan.inputs),
+        given_tensors=tuple(_given(plan, name) for name in plan.inputs),
+        given_inputs=_refused(plan),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         bounded=tuple(attribute_text(a) for a in plan.attributes if a.range),
         states=states,
@@ -396,6 +396,19 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _given(plan: ModulePlan, name: str) -> str:
+    """The condition that an input is a tensor, or left out where it may be."""
+    optional = name in plan.optional_inputs
+    return f"isinstance({name}, Tensor{' | None' if optional else ''})"
+
+
+def _refused(plan: ModulePlan) -> tuple[str, ...]:
+    """What is said of inputs that are no tensors, and which ones may be left out."""
+    inputs = tuple(f'("{name}", {name})' for name in plan.inputs)
+    names = "".join(f'"{name}", ' for name in plan.optional_inputs)
+    return (*inputs, f"optional=({names})") if names else inputs
 
 
 def widened_texts(plan: ModulePlan) -> tuple[WidenedText, ...]:

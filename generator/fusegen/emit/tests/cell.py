@@ -65,6 +65,8 @@ class TestContext:
         call: what they call.
         layer: the class of the modules that they make.
         several: how many outputs there are; 0 for a single one.
+        integers: how many of them are before those of integers; 0 where there are none.
+        numbers: whether one of them is a single number, which is there without any tokens.
         flops: of the matrix multiplications of a training step.
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
@@ -79,6 +81,8 @@ class TestContext:
     call: str
     layer: str
     several: int
+    integers: int
+    numbers: bool
     flops: int
     widened: tuple[WidenedText, ...]
     first_is_own_type: bool
@@ -99,6 +103,8 @@ class TestContext:
     splits_parameter: str
     splits_argument: str
     exact_call: str
+    exact_name: str
+    exact_keywords: str
     row_inputs: str
     row_gradients: str
     group_gradients: str
@@ -114,7 +120,7 @@ class TestContext:
     meta_constructor: str
     cpu_constructor: str
     input_names: str
-    drawn: str
+    left_out: str
     refusals: tuple[Refusal, ...]
     states: str
     forward_arguments: str
@@ -201,12 +207,15 @@ def test_context(plan: ModulePlan) -> TestContext:
     called = called_states(plan)
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     per_group = [p for p in plan.parameters if p.per_group]
+    left_out = [*plan.drawn, *plan.optional_inputs]
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
         call="call" if plan.wgrad or several else f"module.{plan.module}",
         layer="Layer" if several else f"module.{plan.class_name}",
         several=several,
+        integers=plan.differentiable_outputs if plan.differentiable_outputs < several else 0,
+        numbers=any(not plan.buffer(name).shape.flat for name in plan.outputs),
         widened=widened_texts(plan),
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
@@ -227,6 +236,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         splits_parameter=", splits: list[int]" if grouped else "",
         splits_argument=", splits" if grouped else "",
         exact_call=_exact_call(plan),
+        exact_name=_exact_name(plan),
+        exact_keywords=", ".join(_exact_keywords(plan)),
         row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
@@ -237,12 +248,12 @@ def test_context(plan: ModulePlan) -> TestContext:
         backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
         forward_results=_tuple(results),
         results_tuple="results" if len(results) > 1 else "(results,)",
-        saved_names=_tuple([a.buffer for a in plan.backward.arguments[len(plan.outputs) :]]),
+        saved_names=_tuple([a.buffer for a in plan.backward.arguments[len(plan.incoming) :]]),
         constructor=_constructor(plan, sizes),
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
         input_names=_tuple(list(plan.inputs)),
-        drawn=_tuple(list(plan.drawn)) if plan.drawn else "",
+        left_out=_tuple(left_out) if left_out else "",
         refusals=_distinct(_refusals(plan, sizes)),
         states=_tuple([*called, *(name for _, name in plan.main_grads)]),
         main_grads=repr(dict(plan.main_grads)),
@@ -503,12 +514,21 @@ def _root(size: Expr) -> str:
     return f"{text if isinstance(size, Sym) else f'({text})'} ** -0.5"
 
 
-def _exact_call(plan: ModulePlan) -> str:
-    """The reference as a function of tensors that returns the outputs alone, as tests see them."""
-    name = "reference.exact" if plan.quantizations else "reference.forward"
+def _exact_name(plan: ModulePlan) -> str:
+    """The function of the reference without quantisation."""
+    return "exact" if plan.quantizations else "forward"
+
+
+def _exact_keywords(plan: ModulePlan) -> list[str]:
+    """What the reference takes besides tensors: flags where it saves something, and scalars."""
     flags = () if plan.quantizations else plan.forward.flags
     keywords = [*(f"{flag}=True" for flag in flags)]
-    keywords += [f"{a.name}={a.default!r}" for a in plan.attributes]
+    return keywords + [f"{a.name}={a.default!r}" for a in plan.attributes]
+
+
+def _exact_call(plan: ModulePlan) -> str:
+    """The reference as a function of tensors that returns the outputs alone, as tests see them."""
+    name, keywords = f"reference.{_exact_name(plan)}", _exact_keywords(plan)
     count = len(plan.outputs)
     kept = not plan.quantizations and len(plan.forward.results) > count
     call = f"{name}({', '.join(('**tensors', *keywords))})"
