@@ -9,7 +9,7 @@ from keyword import iskeyword
 
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.shapes import Shape, symbols
+from ..ir.shapes import Expr, Shape, symbols
 from ..ir.words import Broadcast
 from ..options import OPTIONS
 from ..spec.chains import outputs_of, prefix_of, reads_of, results_of, sizes_of
@@ -176,10 +176,16 @@ def _later(module: ModuleSpec, index: int, specs: SpecSet) -> dict[str, int]:
 
 
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
-    """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
+    """Rows past the groups belong to nobody: beside a grouped op none may add them to others.
+
+    What sums over other rows than those in groups, such as tokens in front of the rows of experts,
+    does not.
+    """
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if _is_grouped(op)), None)
+    rows = [_rows(item, op) for item, op in zip(module.chain, ops, strict=True)]
+    groups = {size: op.name for size, op in zip(rows, ops, strict=True) if _is_grouped(op)}
     for index, op in enumerate(ops):
+        grouped = groups.get(rows[index])
         if grouped and _adds_all_rows(op):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
@@ -187,6 +193,11 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
                 "chain",
                 index,
             )
+
+
+def _rows(item: ChainItem, op: OpSpec) -> Expr:
+    """How many rows an op of a chain reads first, all leading dimensions as one."""
+    return next(iter(op.inputs.values())).shape.substitute(sizes_of(item, op)).flat[0]
 
 
 def _is_grouped(op: OpSpec) -> bool:

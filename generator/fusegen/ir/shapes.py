@@ -8,6 +8,7 @@ a traced graph for every value.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -153,6 +154,12 @@ def first_factor(expr: Expr) -> Expr:
     """The first name or sum of a product; a number stays what it is."""
     _, factors = _factors(expr)
     return factors[0] if factors else expr
+
+
+def is_multiple(expr: Expr, other: Expr) -> bool:
+    """Whether a product has all factors of another one: 8 T K of 4 T, T of T."""
+    (count, factors), (least, wanted) = _factors(expr), _factors(other)
+    return count % max(least, 1) == 0 and not Counter(wanted) - Counter(factors)
 
 
 def _unordered(expr: Expr) -> tuple[int, list[str]]:
