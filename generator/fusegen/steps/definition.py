@@ -129,7 +129,9 @@ class StepDef:
             alone.
         indices: operands that hold numbers of a size's elements, by slot: columns that are looked
             up, such as classes.
-        divisible: sizes that hold another one, or a formula of others, a whole number of times.
+        divisible: sizes that hold another one, or a formula of others and of integer attributes, a
+            whole number of times.
+        least: sizes that are as large as a formula of integer attributes, or larger.
         equal: sizes that are a formula of others and of integer attributes.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
@@ -161,6 +163,7 @@ class StepDef:
     dtypes: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
     divisible: Mapping[str, str] = field(default_factory=dict)
+    least: Mapping[str, str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
