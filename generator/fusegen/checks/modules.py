@@ -55,12 +55,15 @@ def check_module(
     if complete:
         yield from _check_without(module, specs, source)
     if module.op:
-        for key in ("summary", "dims", "inputs", "outputs"):
+        own = () if module.attributes else ("summary",)
+        for key in (*own, "dims", "inputs", "outputs"):
             if getattr(module, key):
                 yield source.problem(f"{key!r} comes from the op; remove it", key)
         if complete:
             yield from unknown(source, "op", module.op, specs.ops, "op")
             yield from _check_own_type(specs.ops.get(module.op), source)
+            if module.op in specs.ops:
+                yield from _check_values(module.attributes, specs.ops[module.op], source)
             for name in specs.ops[module.op].left_open if module.op in specs.ops else ():
                 yield source.problem(
                     f"{module.op} leaves the shape of {name!r} open; make a chain of it, which says"
@@ -71,6 +74,8 @@ def check_module(
     for key in ("summary", "dims", "inputs"):
         if not getattr(module, key):
             yield source.problem(f"a chain needs {key!r}", "module")
+    if module.attributes:
+        yield source.problem("each op of a chain has its own 'attributes'", "attributes")
     yield from check_symbols(module.dims, source)
     yield from check_input_types(module.inputs, source)
     yield from check_drawn(module.inputs, source)
@@ -443,7 +448,14 @@ def _check_item(
     for symbol in op.dims:
         if symbol not in item.dims and symbol not in module.dims and symbol not in elements:
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
-    for name, value in item.attributes.items():
+    yield from _check_values(item.attributes, op, source, *path)
+
+
+def _check_values(
+    values: Mapping[str, object], op: OpSpec, source: Source, *path: str | int
+) -> Iterator[Problem]:
+    """Values that replace those of an op's attributes."""
+    for name, value in values.items():
         yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)
         if name not in op.attributes:
             continue

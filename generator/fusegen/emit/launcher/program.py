@@ -261,6 +261,9 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             part = to_cpp(check.divisor) if check.divisor else ""
             of = f"{part} > 0 ? {part} : 1" if part else check.number
             return f'check_multiple(kCell, "{check.label}", {size}, {of}, "{plan.arch}");'
+        case CheckKind.LEAST:
+            words = f'"{check.label}", "at least {check.number}", std::to_string({size})'
+            return f"if ({size} < {check.number}) refuse(kCell, {words});"
         case CheckKind.CONTIGUOUS:
             return f"check_contiguous(kCell, {name});"
 
