@@ -156,6 +156,15 @@ def first_factor(expr: Expr) -> Expr:
     return factors[0] if factors else expr
 
 
+def without_factor(expr: Expr, factor: Expr) -> Expr | None:
+    """A product without one of its factors: 2 K H of 2 T K H and T; None where it has no such."""
+    count, factors = _factors(expr)
+    if factor not in factors:
+        return None
+    place = factors.index(factor)
+    return mul(Const(count), product(factors[:place] + factors[place + 1 :]))
+
+
 def is_multiple(expr: Expr, other: Expr) -> bool:
     """Whether a product has all factors of another one: 8 T K of 4 T, T of T."""
     (count, factors), (least, wanted) = _factors(expr), _factors(other)
