@@ -341,6 +341,14 @@ def symbols(expr: Expr) -> frozenset[str]:
             return symbols(left) | symbols(right)
 
 
+def uses(expr: Expr, operator: Operator) -> bool:
+    """Whether an expression has an operator in it."""
+    match expr:
+        case Binary(operator=own, left=left, right=right):
+            return own is operator or uses(left, operator) or uses(right, operator)
+    return False
+
+
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """Replace names by expressions; names without an entry stay."""
     match expr:
