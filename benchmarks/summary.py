@@ -33,6 +33,7 @@ TITLES = {
     "residual_norms": "Norms of a sum with a residual",
     "norm_quantize": "Norms that quantise",
     "dropout": "Dropout",
+    "moe_ops": "Around experts",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
@@ -89,6 +90,11 @@ NOTES = {
     "dropout": (
         "Rows x width in bf16. *Of the ceiling*: the time of a device copy of the same bytes in "
         "the same rounds, over ours; the mask has a bit for an element."
+    ),
+    "moe_ops": (
+        "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "
+        "saw them; and whole calls that move rows there and back. *Of the ceiling*: the time of a "
+        "device copy of the same bytes in the same rounds, over ours."
     ),
     "softmax": (
         "*Of the ceiling*: the time of a device copy of the same bytes in the same rounds, over "

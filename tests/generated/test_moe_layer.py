@@ -29,6 +29,8 @@ CELLS = tuple(
         ("gather", "bf16"),
         ("combine", "bf16"),
         ("combine_extra", "bf16"),
+        ("moe_permute", "bf16"),
+        ("routed_moe_layer", "bf16"),
     )
 )
 # Tokens, choices, experts, capacity: none, one, ragged, one choice, more choices than experts.
@@ -191,3 +193,19 @@ def test_modules_train(bundle: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[2] < losses[0]
+
+
+def test_a_router_in_front_is_the_router_and_the_layer(bundle: str, folder: Path) -> None:
+    routers = load_cells("router_alone", folder / "router", (Cell("router", "bf16"),))
+    routed = cell(bundle, "routed_moe_layer__bf16").RoutedMoELayer(
+        num_experts=16, hidden=HIDDEN, intermediate=INTERMEDIATE
+    )
+    x = tensors(30, 8, 16)["x"]
+    y, aux, z, counts = routed(x)
+    weight = routed.router.weight
+    probs, own_aux, own_z, ids, own_counts = cell(routers, "router__bf16").router(x, weight)
+    layer = cell(bundle, "moe_layer__bf16").moe_layer
+    parts = (routed.fc1.weight, routed.fc2.weight)
+    assert torch.equal(y, layer(x, *parts, probs, ids, own_counts))
+    assert torch.equal(counts, own_counts) and torch.equal(aux, own_aux) and torch.equal(z, own_z)
+    assert int(counts.sum()) == 30 * 8

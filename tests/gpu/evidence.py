@@ -81,6 +81,12 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("fp8_block",),
         ("add_to_main_grad", "delayed_wgrad", "cached_weights", "recompute_activations"),
     ),
+    ("combine_extra", ("bf16",), ()),
+    ("moe_permute", ("bf16",), ()),
+    ("moe_layer", ("fp8_delayed", "fp8_block", "mxfp8", "nvfp4"), ()),
+    ("moe_layer", ("bf16", "fp8_block"), ("interleaved_32", "scaled_bias", "add_to_main_grad")),
+    ("moe_layer", ("fp8_block",), ("cached_weights",)),
+    ("moe_layer_srelu", ("bf16",), ()),
 )
 """Module, recipes and options of what users combine, or ask of a module whose programs differ."""
 

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.text.explain import explain_held
 from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
@@ -66,3 +67,13 @@ def test_rows_of_x_and_activations_stand_in_both_programs(recipe: str) -> None:
     assert {step.out for step in gathered} == {"dexperts", "rows"}
     asked = next(step for step in gathered if step.out == "rows")
     assert asked.when == ("need_dfc1_weight",)
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+def test_explain_says_what_a_token_holds(recipe: str) -> None:
+    lines = [*explain_held(plan("moe_layer", recipe))]
+    assert lines[1] == "held between forward and backward, besides weights"
+    assert lines[2].startswith("  2 H + 12 K + 4 K F bytes for each of T, and 8 E")
+    assert [*explain_held(plan("grouped_mlp", "bf16"))][2] == (
+        "  2 H + 4 + 6 F bytes for each of T, and 8 E bytes"
+    )

@@ -49,15 +49,19 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
+IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
     "biased_softmax": ("ranges",),
     "causal_softmax": ("ranges",),
     "clamped_swiglu": IN_GATED,
+    "combine": ("ranges",),
+    "combine_extra": ("ranges",),
     "constant_scale": ("ranges",),
     "cross_entropy": ("ranges",),
     "dropout": ("ranges",),
+    "gather": ("ranges",),
     "geglu": IN_GATED,
     "gelu": ("ranges",),
     "glu": IN_GATED,
@@ -85,6 +89,11 @@ INHERITED = {
     "mlp": IN_MLPS,
     "mlp_srelu": IN_MLPS,
     "mlp_swiglu": ("glu_interleave", *IN_MLPS),
+    "moe_layer": ("glu_interleave", *IN_LAYERS),
+    "moe_layer_clamped_qgeglu": ("glu_interleave", *IN_LAYERS),
+    "moe_layer_situglu": ("glu_interleave", *IN_LAYERS),
+    "moe_layer_srelu": IN_LAYERS,
+    "moe_layer_tanh_srelu": IN_LAYERS,
     "norm_mlp": IN_MLPS,
     "norm_mlp_srelu": IN_MLPS,
     "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),

@@ -147,7 +147,7 @@ def test_explain_with_verify_says_the_same() -> None:
     [
         ("programz", (), "unknown pass 'programz'; did you mean 'programs'?"),
         ("xyz", (), f"unknown pass 'xyz'; known: {', '.join(sorted(NAMES))}"),
-        ("recompute", (), "does not run for linear__bf16: no option of 'linear' chooses it"),
+        ("interleave", (), "does not run for linear__bf16: no option of 'linear' chooses it"),
         ("main_grad", (), "does not run for linear__bf16: choose it with --option add_to_main_"),
         ("saved", ("cached_weights",), "cannot be made up to the pass 'saved': recipe 'bf16'"),
     ],

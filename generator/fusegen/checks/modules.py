@@ -9,7 +9,7 @@ from keyword import iskeyword
 
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.shapes import Shape, symbols
+from ..ir.shapes import Expr, Shape, symbols
 from ..ir.words import Broadcast
 from ..options import OPTIONS
 from ..spec.chains import outputs_of, prefix_of, reads_of, results_of, sizes_of
@@ -55,12 +55,15 @@ def check_module(
     if complete:
         yield from _check_without(module, specs, source)
     if module.op:
-        for key in ("summary", "dims", "inputs", "outputs"):
+        own = () if module.attributes else ("summary",)
+        for key in (*own, "dims", "inputs", "outputs"):
             if getattr(module, key):
                 yield source.problem(f"{key!r} comes from the op; remove it", key)
         if complete:
             yield from unknown(source, "op", module.op, specs.ops, "op")
             yield from _check_own_type(specs.ops.get(module.op), source)
+            if module.op in specs.ops:
+                yield from _check_values(module.attributes, specs.ops[module.op], source)
             for name in specs.ops[module.op].left_open if module.op in specs.ops else ():
                 yield source.problem(
                     f"{module.op} leaves the shape of {name!r} open; make a chain of it, which says"
@@ -71,6 +74,8 @@ def check_module(
     for key in ("summary", "dims", "inputs"):
         if not getattr(module, key):
             yield source.problem(f"a chain needs {key!r}", "module")
+    if module.attributes:
+        yield source.problem("each op of a chain has its own 'attributes'", "attributes")
     yield from check_symbols(module.dims, source)
     yield from check_input_types(module.inputs, source)
     yield from check_drawn(module.inputs, source)
@@ -176,10 +181,16 @@ def _later(module: ModuleSpec, index: int, specs: SpecSet) -> dict[str, int]:
 
 
 def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[Problem]:
-    """Rows past the groups belong to nobody: beside a grouped op none may add them to others."""
+    """Rows past the groups belong to nobody: beside a grouped op none may add them to others.
+
+    What sums over other rows than those in groups, such as tokens in front of the rows of experts,
+    does not.
+    """
     ops = [specs.ops[item.op] for item in module.chain]
-    grouped = next((op.name for op in ops if _is_grouped(op)), None)
+    rows = [_rows(item, op) for item, op in zip(module.chain, ops, strict=True)]
+    groups = {size: op.name for size, op in zip(rows, ops, strict=True) if _is_grouped(op)}
     for index, op in enumerate(ops):
+        grouped = groups.get(rows[index])
         if grouped and _adds_all_rows(op):
             yield source.problem(
                 f"{op.name} sums over all rows, also those past the groups of {grouped}; use a"
@@ -187,6 +198,11 @@ def _check_rows(module: ModuleSpec, specs: SpecSet, source: Source) -> Iterator[
                 "chain",
                 index,
             )
+
+
+def _rows(item: ChainItem, op: OpSpec) -> Expr:
+    """How many rows an op of a chain reads first, all leading dimensions as one."""
+    return next(iter(op.inputs.values())).shape.substitute(sizes_of(item, op)).flat[0]
 
 
 def _is_grouped(op: OpSpec) -> bool:
@@ -432,7 +448,14 @@ def _check_item(
     for symbol in op.dims:
         if symbol not in item.dims and symbol not in module.dims and symbol not in elements:
             yield source.problem(f"{item.op} needs dimension {symbol!r} in 'dims'", *path)
-    for name, value in item.attributes.items():
+    yield from _check_values(item.attributes, op, source, *path)
+
+
+def _check_values(
+    values: Mapping[str, object], op: OpSpec, source: Source, *path: str | int
+) -> Iterator[Problem]:
+    """Values that replace those of an op's attributes."""
+    for name, value in values.items():
         yield from unknown(source, "attribute", name, op.attributes, *path, "attributes", name)
         if name not in op.attributes:
             continue

@@ -39,9 +39,9 @@ from .quantize_several import QUANTIZE_SEVERAL
 from .rotary import ROTARY
 from .rotary_qkv import ROTARY_QKV
 from .rotary_qkv_grad import ROTARY_QKV_GRAD
-from .routing_plan import ROUTING_PLAN
 from .route import ROUTE
 from .route_grad import ROUTE_GRAD
+from .routing_plan import ROUTING_PLAN
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
 from .statistics import STATISTICS

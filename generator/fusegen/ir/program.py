@@ -57,6 +57,7 @@ class CheckKind(str, Enum):
     DEVICE = "device"
     SIZE = "size"
     MULTIPLE = "multiple"
+    LEAST = "least"
     CONTIGUOUS = "contiguous"
 
 
@@ -70,8 +71,8 @@ class Check:
         optional: skipped where the argument is None.
         reference: the argument it must agree with (dtype, device).
         axis: from the end, for SIZE.
-        expr: expected size or, for MULTIPLE, the size itself.
-        number: expected rank or divisor.
+        expr: expected size or, for MULTIPLE and LEAST, the size itself.
+        number: expected rank, divisor, or what the size is at least.
         divisor: for MULTIPLE: the size that it is a multiple of; None where that is the number.
         exact: for RANK: False allows more dimensions.
         dtype: expected element type.

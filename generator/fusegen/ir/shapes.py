@@ -8,6 +8,7 @@ a traced graph for every value.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -153,6 +154,21 @@ def first_factor(expr: Expr) -> Expr:
     """The first name or sum of a product; a number stays what it is."""
     _, factors = _factors(expr)
     return factors[0] if factors else expr
+
+
+def without_factor(expr: Expr, factor: Expr) -> Expr | None:
+    """A product without one of its factors: 2 K H of 2 T K H and T; None where it has no such."""
+    count, factors = _factors(expr)
+    if factor not in factors:
+        return None
+    place = factors.index(factor)
+    return mul(Const(count), product(factors[:place] + factors[place + 1 :]))
+
+
+def is_multiple(expr: Expr, other: Expr) -> bool:
+    """Whether a product has all factors of another one: 8 T K of 4 T, T of T."""
+    (count, factors), (least, wanted) = _factors(expr), _factors(other)
+    return count % max(least, 1) == 0 and not Counter(wanted) - Counter(factors)
 
 
 def _unordered(expr: Expr) -> tuple[int, list[str]]:
@@ -323,6 +339,14 @@ def symbols(expr: Expr) -> frozenset[str]:
             return frozenset((name,))
         case Binary(left=left, right=right):
             return symbols(left) | symbols(right)
+
+
+def uses(expr: Expr, operator: Operator) -> bool:
+    """Whether an expression has an operator in it."""
+    match expr:
+        case Binary(operator=own, left=left, right=right):
+            return own is operator or uses(left, operator) or uses(right, operator)
+    return False
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:

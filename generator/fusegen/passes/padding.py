@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ir.kernel import GemmKind
+from ..ir.shapes import Expr, is_multiple
 from ..ir.step import Operand, Step
 from ..math import Program, zero_results
 from ..steps import copies_memory, definition, is_gemm
@@ -82,8 +83,10 @@ class Padding:
         self._zero.update({*step.writes} - others)
         if not others & self._results:
             return step
-        self._zero.update(step.writes)
         groups, tokens = self._groups()
+        if not is_multiple(math.rows, tokens):  # tokens, of which experts have several rows each
+            return step
+        self._zero.update(step.writes)
         if math.rows != tokens:
             raise NotPossible(
                 f"op {step.item!r}: rows past {groups} are to be zero in"
@@ -96,7 +99,7 @@ class Padding:
             pointwise=replace(math, kernel=f"grouped_{math.kernel}", grouped=True),
         )
 
-    def _groups(self) -> tuple[str, object]:
+    def _groups(self) -> tuple[str, Expr]:
         """Group sizes of the GEMM before it, or after it where there is none, and its tokens."""
         gemm = self._last or self._grouped[0]
         groups, rows = gemm.input("groups"), gemm.input("a")

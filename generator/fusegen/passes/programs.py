@@ -10,7 +10,17 @@ from ..ir.dtypes import DType
 from ..ir.naming import UPDATE_STATE, gradient, need
 from ..ir.program import Argument, Binding, Check, CheckKind, Program, own_type_argument
 from ..ir.quantization import Role
-from ..ir.shapes import Binary, Const, Expr, Operator, Sym, parse_expr, substitute, symbols
+from ..ir.shapes import (
+    Binary,
+    Const,
+    Expr,
+    Operator,
+    Sym,
+    evaluate,
+    parse_expr,
+    substitute,
+    symbols,
+)
 from ..ir.step import INTERLEAVE, LIKE, Copy, Operand, Result, Step
 from ..steps import decodes, definition, is_gemm, quantizes, takes
 from .draft import Draft, NotPossible
@@ -380,6 +390,8 @@ def _checks(
         )
     for expr, divisor in _divisible(steps).items():
         yield Check(CheckKind.MULTIPLE, first, expr=expr, divisor=divisor, label=_label(expr, dims))
+    for expr, number in _least(steps).items():
+        yield Check(CheckKind.LEAST, first, expr=expr, number=number, label=_label(expr, dims))
 
 
 _BYTES = "the bytes of its parts"
@@ -436,9 +448,28 @@ def _divisible(steps: tuple[Step, ...]) -> dict[Expr, Expr]:
     found: dict[Expr, Expr] = {}
     for step in steps:
         sizes = dict(step.sizes)
+        counts = {name: Const(number) for name, number in _integers(step).items()}
         for size, formula in definition(step.primitive).divisible.items():
-            found[sizes[size]] = substitute(parse_expr(formula), sizes)
+            divisor = substitute(parse_expr(formula), {**sizes, **counts})
+            if divisor != Const(1):
+                found[sizes[size]] = divisor
     return found
+
+
+def _least(steps: tuple[Step, ...]) -> dict[Expr, int]:
+    """Sizes that have a least one, each once."""
+    found: dict[Expr, int] = {}
+    for step in steps:
+        sizes = dict(step.sizes)
+        for size, formula in definition(step.primitive).least.items():
+            number = evaluate(parse_expr(formula), _integers(step))
+            found[sizes[size]] = max(number, found.get(sizes[size], 0))
+    return found
+
+
+def _integers(step: Step) -> dict[str, int]:
+    """Attributes of a step that are numbers when a module is generated."""
+    return {name: value for name, value in step.attributes if type(value) is int}
 
 
 def _alignments(draft: Draft, steps: tuple[Step, ...]) -> dict[Expr, int]:

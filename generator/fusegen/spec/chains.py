@@ -11,7 +11,7 @@ from .op import OpSpec
 
 def chain_of(module: ModuleSpec) -> tuple[ChainItem, ...]:
     """The module's ops; one op stands for a chain of one."""
-    return module.chain or (ChainItem(op=module.op or ""),)
+    return module.chain or (ChainItem(op=module.op or "", attributes=module.attributes),)
 
 
 def prefix_of(item: ChainItem) -> str:

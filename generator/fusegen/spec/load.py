@@ -467,10 +467,6 @@ def _with_variants(
     if not isinstance(spec, ModuleSpec) or not spec.variants:
         yield spec, source, ()
         return
-    if not spec.chain:
-        reason = "variants change ops of a 'chain'; there is none, so remove them"
-        yield spec, source, (source.problem(reason, "variants"),)
-        return
     yield spec, source, ()
     for name in spec.variants:
         wrong = tuple(_variant_problems(spec, name, source))
@@ -478,15 +474,28 @@ def _with_variants(
 
 
 def _variant_problems(spec: ModuleSpec, name: str, source: Source) -> Iterator[Problem]:
-    """A variant changes an op of the chain, or several."""
+    """A variant changes an op of the chain, or several, or attributes of the one op."""
     items = [item.as_ for item in spec.chain if item.as_]
     changes = spec.variants[name].chain
+    attributes = spec.variants[name].attributes
+    if spec.op and not attributes:
+        yield source.problem(
+            f"{name!r} changes no attribute of the op; say which, such as attributes: {{scale:"
+            " 2.0}",
+            *("variants", name),
+        )
+    elif attributes and not spec.op:
+        yield source.problem(
+            f"{name!r} changes attributes of one op, and the module has a chain; name the op under"
+            " 'chain'",
+            *("variants", name, "attributes"),
+        )
     for item in changes:
         if item not in items:
             hint = did_you_mean(item, items)
             path = ("variants", name, "chain", item)
             yield source.problem(f"no op of the chain has 'as: {item}'{hint}", *path)
-    if not changes:
+    if spec.chain and not changes:
         yield source.problem(
             f"{name!r} changes no op of the chain; say which, such as act: {{op: srelu}}",
             *("variants", name, "chain"),
@@ -503,7 +512,7 @@ def _variant_source(spec: ModuleSpec, name: str, source: Source) -> Source:
         match path[len(variant) :]:
             case ("chain", item, *rest) if item in indices:
                 return ("chain", indices[item], *rest)
-            case ("class" | "summary") as key, *rest:
+            case ("class" | "summary" | "attributes") as key, *rest:
                 return (key, *rest)
             case ():
                 return ("module",)

@@ -96,11 +96,13 @@ class VariantSpec:
         class_: name of the generated ``nn.Module``.
         summary: of the variant.
         chain: what it says otherwise, by the ``as`` of the ops of the chain.
+        attributes: further or other values, of a module of one op.
     """
 
     class_: Annotated[ClassName, Field(alias="class")]
     summary: Line
-    chain: Mapping[Name, ItemChange]
+    chain: Mapping[Name, ItemChange] = field(default_factory=dict)
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -112,6 +114,7 @@ class ModuleSpec:
     Attributes:
         class_: name of the generated ``nn.Module``.
         op: the one op; its summary, dims and inputs are the module's.
+        attributes: values that replace those of the one op; the module may have a summary then.
         dims: symbols of the shapes, each with the keyword it has in a constructor.
         inputs: of a chain, in the order of the generated function.
         chain: several ops in a row in place of ``op``; then summary, dims and inputs stand here.
@@ -125,6 +128,7 @@ class ModuleSpec:
     module: Name
     class_: Annotated[ClassName, Field(alias="class")]
     op: Name | None = None
+    attributes: Mapping[Name, Scalar] = field(default_factory=dict)
     summary: Line | None = None
     dims: Mapping[Symbol, Name] = field(default_factory=dict)
     inputs: Mapping[Name, TensorSpec] = field(default_factory=dict)
@@ -166,6 +170,8 @@ class ModuleSpec:
         return ModuleSpec(
             edition=self.edition,
             module=name,
+            op=self.op,
+            attributes={**self.attributes, **said.attributes},
             summary=said.summary,
             dims=self.dims,
             inputs=self.inputs,

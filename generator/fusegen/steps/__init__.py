@@ -27,8 +27,8 @@ from .quantize import QUANTIZE
 from .quantize_several import QUANTIZE_SEVERAL
 from .reshape import RESHAPE
 from .rotary import ROTARY, ROTARY_QKV, ROTARY_QKV_GRAD
-from .routing import COMBINE_ROWS, GATHER_ROWS, ROUTING_PLAN, TAKE
 from .route import ROUTE, ROUTE_GRAD
+from .routing import COMBINE_ROWS, GATHER_ROWS, ROUTING_PLAN, TAKE
 from .snapshot import SNAPSHOT
 from .softmax import SOFTMAX, SOFTMAX_GRAD
 from .statistics import STATISTICS

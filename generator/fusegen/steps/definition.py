@@ -132,7 +132,9 @@ class StepDef:
         inverse: operands that are maps, each the inverse of another operand: place j has i where
             place i of the other has j, and -1 where no place has.
         counted: operands that have how often each index is in another operand.
-        divisible: sizes that hold another one, or a formula of others, a whole number of times.
+        divisible: sizes that hold another one, or a formula of others and of integer attributes, a
+            whole number of times.
+        least: sizes that are as large as a formula of integer attributes, or larger.
         equal: sizes that are a formula of others and of integer attributes.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
@@ -166,6 +168,7 @@ class StepDef:
     inverse: Mapping[str, str] = field(default_factory=dict)
     counted: Mapping[str, str] = field(default_factory=dict)
     divisible: Mapping[str, str] = field(default_factory=dict)
+    least: Mapping[str, str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)

@@ -146,6 +146,8 @@ ROUTE = StepDef(
         "ids": _INDEX,
         "counts": _COUNT,
     },
+    divisible={"experts": GROUPS.name},
+    least={"experts": "ceildiv(top_k * groups, min(kept_groups, groups))"},
     equal={"choices": CHOICES.name},
     scratch=_scratch,
     reference=Reference("router.forward", frozenset(("a", "choice_bias", "all_counts"))),

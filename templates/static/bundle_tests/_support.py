@@ -158,7 +158,8 @@ def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     first = max(min(output.dim() for output in own) - 1, 0)
     columns = [output.shape[first:] for output in own]
     pieces = whole.split([shape.numel() for shape in columns], dim=-1)
-    return tuple(piece.reshape(output.shape) for piece, output in zip(pieces, own, strict=True))
+    pairs = zip(pieces, own, strict=True)
+    return tuple(piece.reshape(output.shape).to(output.dtype) for piece, output in pairs)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

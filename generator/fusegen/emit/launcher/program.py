@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...ir import dtypes
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument, Binding, Check, CheckKind, Program
-from ...ir.shapes import Const, to_cpp
+from ...ir.shapes import Const, Operator, to_cpp, uses
 from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...spec.arch import ArchSpec
@@ -114,10 +114,15 @@ def _headers(plan: ModulePlan, programs: Sequence[LaunchProgram]) -> tuple[str, 
     """What the launcher includes, sorted."""
     own = {"checks", "stable", *(scope.cpp for scope in scopes_of(plan.options))}
     own |= {"changes"} if any(program.changes for program in programs) else set()
-    own |= {"chunks"} if any(step.chunks for step in plan.steps) else set()
+    own |= {"chunks"} if any(step.chunks for step in plan.steps) or _takes_least(plan) else set()
     own |= {"workspace"} if any(program.workspace for program in programs) else set()
     dispatch = (f"dispatch/{kernels.name}.h" for kernels in plan.kernel_sets)
     return tuple(sorted((*dispatch, *(f"fusegen/host/{name}.h" for name in own))))
+
+
+def _takes_least(plan: ModulePlan) -> bool:
+    """Whether a size is the least of two, for which C++ has a function of its own."""
+    return any(uses(dim, Operator.MIN) for each in plan.buffers for dim in each.shape.flat)
 
 
 def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
@@ -261,6 +266,9 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             part = to_cpp(check.divisor) if check.divisor else ""
             of = f"{part} > 0 ? {part} : 1" if part else check.number
             return f'check_multiple(kCell, "{check.label}", {size}, {of}, "{plan.arch}");'
+        case CheckKind.LEAST:
+            words = f'"{check.label}", "at least {check.number}", std::to_string({size})'
+            return f"if ({size} < {check.number}) refuse(kCell, {words});"
         case CheckKind.CONTIGUOUS:
             return f"check_contiguous(kCell, {name});"
 

@@ -409,5 +409,8 @@ def _check_line(plan: ModulePlan, check: Check) -> str:
             size = to_code(check.expr)
             of = f"max({to_code(check.divisor)}, 1)" if check.divisor else check.number
             return f'checks.multiple(CELL, "{check.label}", {size}, {of}, "{plan.arch}")'
+        case CheckKind.LEAST:
+            assert check.expr is not None
+            return f'checks.least(CELL, "{check.label}", {to_code(check.expr)}, {check.number})'
         case CheckKind.CONTIGUOUS:
             return f"checks.contiguous(CELL, {name})"

@@ -8,8 +8,21 @@ from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.kernel_set import KernelSet
 from ...ir.plan import ModulePlan, Status
 from ...ir.program import Direction, Program
+from ...ir.quantization import Role
 from ...ir.segments import Start, Wait
-from ...ir.shapes import Binary, Const, Expr, Operator, Sym, add, ceildiv, mul, to_markdown
+from ...ir.shapes import (
+    Binary,
+    Const,
+    Expr,
+    Operator,
+    Sym,
+    add,
+    ceildiv,
+    collected,
+    mul,
+    to_markdown,
+    without_factor,
+)
 from ...ir.step import Chunks, Result, Step
 from ...steps import copies_memory, decodes
 from ..launcher.memory import lies_there, shared_memory
@@ -88,6 +101,27 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
         yield ""
         yield "fusions"
         yield from _table(rows)
+
+
+def explain_held(plan: ModulePlan) -> Iterator[str]:
+    """Lines that say what is held between forward and backward besides weights and their copies.
+
+    Sizes that grow with tokens are of one token; of padded copies none is, so that these stand with
+    the rest.
+    """
+    weights = {parameter.buffer for parameter in plan.parameters} | {*plan.caches}
+    copies = (copy for step in plan.unmerged.steps for copy in step.copies)
+    weights |= {name for copy in copies if copy.role is Role.WEIGHT for name in copy.buffers}
+    saved = [plan.buffer(r.buffer) for r in plan.saved if r.buffer not in weights]
+    parts = [(buffer, without_factor(size_in_bytes(buffer), plan.token_axis)) for buffer in saved]
+    each = collected(size for _, size in parts if size is not None)
+    rest = [buffer for buffer, size in parts if size is None]
+    if not saved or each == Const(0):
+        return
+    words = f"{to_markdown(each)} bytes for each of {plan.token_axis}"
+    yield ""
+    yield "held between forward and backward, besides weights"
+    yield from fold(f"  {words}{f', and {_formula(rest)} bytes' if rest else ''}")
 
 
 def rewrite_rows(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
