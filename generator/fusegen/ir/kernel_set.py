@@ -43,8 +43,8 @@ class EpilogueMath:
 
     Attributes:
         math: printed.
-        of: indices of its operands that are the result, or what the expression before it gives: one,
-            or the first and the second half of its rows.
+        of: indices of its operands that are the result, or what the expression before it gives:
+            one, or the first and the second half of its rows.
     """
 
     math: Pointwise

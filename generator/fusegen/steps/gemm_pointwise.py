@@ -21,8 +21,8 @@ from .launch import Field, Launch, Origin
 from .pointwise import POINTWISE, POINTWISE_GRAD
 
 OTHER = "other"
-"""Slot of the one tensor that expressions read besides the result: of its shape or, where they are of
-halves of its rows, with a value of each row.  No operand of a GEMM is called so."""
+"""Slot of the one tensor that expressions read besides the result: of its shape or, where they are
+of halves of its rows, with a value of each row.  No operand of a GEMM is called so."""
 
 AUX = "aux"
 """Slot of the GEMM's own result, before its expressions."""
