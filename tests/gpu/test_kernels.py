@@ -74,7 +74,9 @@ def test_grouped_mlp_runs_our_kernels_alone(bundle: ModuleType, dtype: torch.dty
     names = kernels_of(lambda: support.forward_backward(function, operands, dy))
     assert_ours_alone(names)
     assert [launch.kind for launch in launches(names)] == MLP_KINDS
-    assert sum("pointwise" in name for name in names) == 2
+    plan = bundles.load_cell(bundle, "grouped_mlp__bf16").GroupedMLP.describe()
+    apart = 1 if "grouped_gemm_pointwise" in plan else 2  # or in the epilogue of the first GEMM
+    assert sum("pointwise" in name for name in names) == apart
     assert sum("group_sum" in name for name in names) == 2
 
 

@@ -171,8 +171,11 @@ void store_shared(uint32_t address, const Value& value) {
   std::memcpy(shared_pointer(address, sizeof value), &value, sizeof value);
 }
 
-// The 128-byte swizzle: 16-byte units of a row are permuted by the row's number modulo 8.
-constexpr uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// The swizzle of rows of 128 bytes, or of two rows of 64: their 16-byte units are permuted by the
+// number of 128 bytes modulo the units of a row.
+constexpr uint32_t swizzled(uint32_t address, uint32_t row_bytes = 128) {
+  return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4;
+}
 
 // ---- running ----
 

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -117,7 +118,7 @@ struct TensorMap {
   uint64_t base;
   uint64_t sizes[kMostRank], strides[kMostRank];  // strides in bytes
   uint32_t box[kMostRank];
-  bool swizzled;
+  uint32_t swizzle;  // bytes of its rows: 128, 64, or 0 without
 
   uint32_t box_elements() const {
     uint32_t count = 1;
@@ -125,7 +126,7 @@ struct TensorMap {
     return count;
   }
   uint32_t box_bytes() const { return box_elements() * element_bytes; }
-  uint32_t shared_alignment() const { return swizzled ? 1024 : 128; }
+  uint32_t shared_alignment() const { return std::max(8 * swizzle, 128u); }
 };
 
 // A CUtensorMap of the simulation holds the index of one of these.
@@ -148,11 +149,20 @@ inline uint32_t bytes_of(CUtensorMapDataType type) {
   }
 }
 
+inline uint32_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
+  switch (swizzle) {
+    case CU_TENSOR_MAP_SWIZZLE_NONE: return 0;
+    case CU_TENSOR_MAP_SWIZZLE_64B: return 64;
+    case CU_TENSOR_MAP_SWIZZLE_128B: return 128;
+    default: fail("a tensor map of an unknown swizzle");
+  }
+}
+
 // What cuTensorMapEncodeTiled demands of its arguments.
 inline bool is_valid(const TensorMap& map) {
   const uint32_t inner = map.box[0] * map.element_bytes;
   if (map.base == 0 || map.base % 16 != 0) return false;
-  if (inner % 16 != 0 || (map.swizzled && inner > 128)) return false;
+  if (inner % 16 != 0 || (map.swizzle > 0 && inner > map.swizzle)) return false;
   for (int i = 0; i < map.rank; ++i) {
     if (map.sizes[i] == 0 || map.sizes[i] > uint64_t(1) << 32) return false;
     if (map.box[i] == 0 || map.box[i] > 256) return false;
@@ -169,7 +179,7 @@ inline CUresult encode(CUtensorMap* handle, CUtensorMapDataType type, cuuint32_t
   map.rank = int(rank);
   map.element_bytes = bytes_of(type);
   map.base = reinterpret_cast<uint64_t>(base);
-  map.swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
+  map.swizzle = swizzle_bytes(swizzle);
   for (cuuint32_t i = 0; i < rank; ++i) {
     if (steps[i] != 1) return CUDA_ERROR_INVALID_VALUE;
     map.sizes[i] = sizes[i];
@@ -206,7 +216,7 @@ void for_each_element(const TensorMap& map, const Coordinates& at, Visit visit) 
 
 inline uint8_t* place_in_box(const TensorMap& map, int rank, uint32_t begin, uint32_t offset) {
   const uint32_t address = begin + offset;
-  return cluster.memory[rank] + (map.swizzled ? swizzled(address) : address);
+  return cluster.memory[rank] + (map.swizzle > 0 ? swizzled(address, map.swizzle) : address);
 }
 
 inline void check_box(const TensorMap& map, uint32_t begin) {

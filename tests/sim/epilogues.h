@@ -6,6 +6,7 @@
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/pointwise/slot.h"
 #include "fusegen/sink/change.cuh"
+#include "fusegen/sink/gated.cuh"
 
 namespace sim {
 
@@ -31,6 +32,23 @@ struct Difference : Elements {
 
   static void apply(const float* in, float* out, const float* scalars) {
     out[0] = in[0] - in[1] * scalars[0];
+  }
+};
+
+// (first * factor + summand) (second + 1) row: of both halves of a row, and of a value of it that
+// comes before them.
+struct Halves {
+  static constexpr int operand_count = 3, result_count = 1;
+
+  static constexpr fusegen::Slot operand(int index) {
+    using fusegen::Access;
+    if (index == 0) return {Access::row, true};
+    return {index == 1 ? Access::first_half : Access::second_half, false};
+  }
+  static constexpr fusegen::Slot result(int) { return {fusegen::Access::full, false}; }
+
+  static void apply(const float* in, float* out, const float* scalars) {
+    out[0] = (in[1] * scalars[0] + scalars[1]) * (in[2] + 1) * in[0];
   }
 };
 
@@ -61,12 +79,29 @@ struct As<Store::binary> {
       change{kEpilogue.scalars};
 };
 
+template <>
+struct As<Store::gated> {
+  static constexpr Store kStore = Store::gated;
+  fusegen::Gated<__nv_bfloat16, Halves, 1, 2> change{kEpilogue.scalars};
+};
+template <>
+struct As<Store::gated_aux> : As<Store::gated> {
+  static constexpr Store kStore = Store::gated_aux;
+};
+
 // The same by kernels of their own, each of which rounds what it gives.
 inline __nv_bfloat16 apart(Store store, __nv_bfloat16 result, __nv_bfloat16 other) {
   const auto value = [&] { return __bfloat162float(result); };
   result = __float2bfloat16(value() * kFactor + kSummand);
   if (store != Store::binary) return result;
   return __float2bfloat16(__bfloat162float(other) - value() * kOtherFactor);
+}
+
+inline __nv_bfloat16 gated_apart(__nv_bfloat16 first, __nv_bfloat16 second, float row) {
+  const float in[] = {row, __bfloat162float(first), __bfloat162float(second)};
+  float out[1];
+  Halves::apply(in, out, kEpilogue.scalars.data());
+  return __float2bfloat16(out[0]);
 }
 
 }  // namespace sim

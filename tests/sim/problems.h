@@ -308,16 +308,43 @@ struct Common {
     if (fusegen::has_aux(changing)) check_aux(with, changed, launch);
   }
 
+  // The same where the expression is of halves of rows, and of values of rows.
+  template <class Launch>
+  void check_gated(const Problem& problem, Store gating, Launch launch) {
+    const int64_t columns = problem.in.n / 2, tokens = problem.in.tokens;
+    Buffer<float> rows(tokens, kNan);  // those that no group has stay NaN
+    for (int64_t row = 0; row < problem.ends.back(); ++row) rows[row] = random_scale();
+    Buffer<Result> gated(tokens * columns, Result(kNan));
+    GemmArguments with = arguments;
+    with.d = gated.data();
+    with.epilogue = kEpilogue;
+    with.epilogue.other = rows.data();
+    check_status(launch(with));
+    for (int64_t i = 0; i < gated.count(); ++i) {
+      const int64_t row = i / columns, at = row * problem.in.n + i % columns;
+      const Result wanted = row < problem.ends.back()
+                                ? gated_apart(results[at], results[at + columns], rows[row])
+                                : Result(0.0f);
+      if (widened(gated[i]) == widened(wanted)) continue;
+      fail("row %ld, column %ld is %g after the epilogue, not %g", long(row), long(i % columns),
+           widened(gated[i]), widened(wanted));
+    }
+    add_to_digest(gated.data(), size_t(gated.count()) * sizeof(*gated.data()));
+    if (fusegen::has_aux(gating)) check_aux(with, gated, launch);
+  }
+
   // Who asks for the result as it was gets all of it, and what else comes out is the same bits.
   template <class Launch>
   void check_aux(GemmArguments with, Buffer<Result>& changed, Launch launch) {
-    Buffer<Result> aux(results.count(), Result(kNan)), beside(results.count(), Result(kNan));
+    Buffer<Result> aux(results.count(), Result(kNan)), beside(changed.count(), Result(kNan));
     with.d = beside.data();
     with.epilogue.aux = aux.data();
     check_status(launch(with));
-    const size_t bytes = size_t(results.count()) * sizeof(Result);
-    if (std::memcmp(aux.data(), results.data(), bytes) != 0) fail("aux is not the result");
-    if (std::memcmp(beside.data(), changed.data(), bytes) != 0) fail("aux changes the result");
+    const auto same = [](Buffer<Result>& one, Buffer<Result>& two) {
+      return std::memcmp(one.data(), two.data(), size_t(one.count()) * sizeof(Result)) == 0;
+    };
+    if (!same(aux, results)) fail("aux is not the result");
+    if (!same(beside, changed)) fail("aux changes the result");
   }
 };
 
@@ -329,7 +356,10 @@ void run_and_check(const Problem& problem, const Operands& operands, const void*
   Common<kPlain> common(problem, a, b);
   check_status(launch(common.arguments, As<kPlain>()));
   common.check(problem, operands);
-  if constexpr (fusegen::changes(store)) {
+  if constexpr (fusegen::is_gated(store)) {
+    common.check_gated(problem, store,
+                       [&](const GemmArguments& in) { return launch(in, As<store>()); });
+  } else if constexpr (fusegen::changes(store)) {
     common.check_changed(problem, store,
                          [&](const GemmArguments& in) { return launch(in, As<store>()); });
   }

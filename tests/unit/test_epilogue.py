@@ -17,7 +17,8 @@ from fusegen.emit.text.explain import explain
 from fusegen.ir.kernel import Store
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
-from fusegen.ir.step import Step
+from fusegen.ir.shapes import Const, mul
+from fusegen.ir.step import Access, Step
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
@@ -46,6 +47,12 @@ FIRED = {
     "three_readers": {ACTIVATED},
 }
 """Fusions of GEMMs that apply to a module, whatever the recipe."""
+SCALED = "grouped_linear_bias_scaled_activation"
+GATED_IN = {
+    "linear_activation_swiglu": ACTIVATED,
+    "grouped_mlp": SCALED,
+}
+"""Modules whose GEMMs are gated, where a family has that, and the fusion that does it."""
 HEAD = """edition: 2
 module: {name}
 class: Toy
@@ -65,7 +72,7 @@ def specs() -> SpecSet:
 @cache
 def apart() -> SpecSet:
     """The specs without the fusions of GEMMs."""
-    return without(specs(), *(rule for rules in FIRED.values() for rule in rules))
+    return without(specs(), SCALED, *(rule for rules in FIRED.values() for rule in rules))
 
 
 def without(of: SpecSet, *left_out: str) -> SpecSet:
@@ -85,9 +92,9 @@ def plan_of(
     return resolve_module(of or specs(), cell, arch, observe=verify_pass)
 
 
-def with_module(folder: Path, text: str) -> SpecSet:
+def with_module(folder: Path, text: str, head: str = HEAD) -> SpecSet:
     (folder / "modules").mkdir()
-    (folder / "modules" / "toy.yaml").write_text(HEAD.format(name="toy") + text)
+    (folder / "modules" / "toy.yaml").write_text(head.format(name="toy") + text)
     return load([builtin_specs(), SPECS, folder])
 
 
@@ -101,7 +108,7 @@ def reasons(plan: ModulePlan, rule: str) -> list[str]:
 
 def test_every_fusion_of_gemms_is_tried_here() -> None:
     known = {name for name, each in specs().fusions.items() if each.merges} - {*apart().fusions}
-    assert known == {rule for rules in FIRED.values() for rule in rules}
+    assert known == {SCALED, *(rule for rules in FIRED.values() for rule in rules)}
     assert not merged(plan_of("linear_residual", of=apart()))
 
 
@@ -146,7 +153,7 @@ def test_kernels_are_named_by_store_and_expressions() -> None:
         "_pointwise_add_extra_input_forward_of_x"
     )
     assert backward.kernels == "gemm_sm90_dgrad_unary_pointwise_constant_scale_backward"
-    assert [each.of for each in epilogue_of(forward)] == [0, 0]
+    assert [each.of for each in epilogue_of(forward)] == [(0,), (0,)]
     (step,) = merged(plan_of("split_linear", "fp8_current"))
     assert step.kernels == (
         "gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128_binary_pointwise_add_2_of_a"
@@ -157,7 +164,7 @@ def test_a_gradient_may_be_the_second_of_a_sum() -> None:
     """The one that comes in stands first; kernels read it, and add in the order of the sum."""
     step = merged(plan_of("linear_around"))[1]
     assert step.rule == "linear_add"
-    assert [each.of for each in epilogue_of(step)] == [1]
+    assert [each.of for each in epilogue_of(step)] == [(1,)]
     assert step.input("other") == "dy"
 
 
@@ -272,13 +279,6 @@ def test_an_expression_of_two_tensors_is_no_activation() -> None:
     assert reason.startswith("no step of the forward is pointwise with 1 operand and 1 result")
 
 
-def test_halves_of_a_row_are_no_elements() -> None:
-    plan = plan_of("linear_activation_swiglu")
-    assert not merged(plan)
-    (reason,) = reasons(plan, ACTIVATED)
-    assert reason == "fc_y is not read or written element by element"
-
-
 def test_a_user_may_keep_what_a_residual_is_added_to(tmp_path: Path) -> None:
     """No kernel stores two tensors and reads another one beside the operands."""
     (tmp_path / "fusions").mkdir()
@@ -293,6 +293,101 @@ def test_a_user_may_keep_what_a_residual_is_added_to(tmp_path: Path) -> None:
     plan = plan_of("toy", of=with_module(tmp_path, chain))
     assert [step.primitive for step in plan.forward.steps] == ["gemm", "pointwise"]
     assert reasons(plan, "kept") == ["h is read elsewhere, and the expressions read x besides it"]
+
+
+# ---- halves of rows
+
+
+@pytest.mark.parametrize("module", GATED_IN)
+def test_a_gemm_is_gated_where_a_family_has_that(module: str) -> None:
+    plan, other = plan_of(module), plan_of(module, of=apart())
+    (step,) = merged(plan)
+    assert step.rule == GATED_IN[module]
+    assert step.kernels and step.kernels.startswith("gemm_sm90_fprop_gated_aux_pointwise_")
+    (math,) = epilogue_of(step)
+    accesses = [math.math.operands[index].access for index in math.of]
+    assert math.gated and accesses == [Access.FIRST_HALF, Access.SECOND_HALF]
+    assert (plan.saved, plan.states, plan.shardings) == (other.saved, other.states, other.shardings)
+    assert reference_context(plan) == reference_context(other)
+
+
+@pytest.mark.parametrize("module", GATED_IN)
+@pytest.mark.parametrize(
+    ("recipe", "arch", "of"),
+    [("bf16", "sm_80", "gated_aux"), ("fp8_current", "sm_90a", "e4m3_e4m3_tensor_fast_gated_aux")],
+)
+def test_elsewhere_it_is_not(module: str, recipe: str, arch: str, of: str) -> None:
+    plan = plan_of(module, recipe, arch)
+    assert not merged(plan)
+    (reason,) = reasons(plan, GATED_IN[module])
+    assert re.match(rf"{arch} has no kernels for \w+_pointwise of {of};", reason)
+
+
+def test_experts_without_scales_are_gated_too(tmp_path: Path) -> None:
+    text = (
+        "  split_sizes: {shape: [E], dtype: int64}\nchain:\n"
+        "  - {op: grouped_linear, as: fc, out: h, dims: {K: H, N: 2 * H}}\n"
+        "  - {op: geglu, as: act, dims: {D: H}}\n"
+    )
+    head = HEAD.replace("T: tokens,", "T: tokens, E: num_groups,").replace("[T..., H]", "[T, H]")
+    plan = plan_of("toy", of=with_module(tmp_path, text, head))
+    assert [step.rule for step in merged(plan)] == ["grouped_linear_bias_activation"]
+    assert "gated_aux_pointwise_geglu" in str(merged(plan)[0].kernels)
+
+
+def test_its_result_is_half_as_wide_and_what_it_was_stays_whole() -> None:
+    plan = plan_of("grouped_mlp")
+    (step,) = merged(plan)
+    assert step.input("other") == "probs"
+    narrow, wide = (plan.buffer(each.buffer).shape.dims[-1] for each in step.outputs)
+    assert mul(Const(2), narrow) == wide
+    assert aux_of(plan) == [("h", ("need_dx", "need_dfc1_weight", "need_dprobs", "need_dfc1_bias"))]
+
+
+def test_scales_of_rows_go_where_another_tensor_would() -> None:
+    context = launcher_context(plan_of("grouped_mlp"), specs().archs["sm_90a"], "namespace")
+    lines = "\n".join(line for p in context.programs for s in p.steps for line in s.lines)
+    assert re.search(r"epilogue=\*/{pointer\(probs\w*\), {}, ", lines), lines
+
+
+def test_halves_without_readers_are_not_kept(tmp_path: Path) -> None:
+    """The gradient of a sum of halves reads nothing of the forward."""
+    (tmp_path / "ops").mkdir()
+    op = (builtin_specs() / "ops" / "swiglu.yaml").read_text().replace("op: swiglu", "op: summed")
+    formula = "gate * sigmoid(gate) * up"
+    assert formula in op
+    (tmp_path / "ops" / "summed.yaml").write_text(op.replace(formula, "gate + up"))
+    chain = (
+        "chain:\n  - {op: linear, as: fc, out: h, dims: {K: H, N: 2 * H}}\n"
+        "  - {op: summed, as: act, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, chain))
+    (step,) = merged(plan)
+    assert not aux_of(plan)
+    assert step.kernels == "gemm_sm90_fprop_gated_pointwise_summed_forward"
+
+
+def test_halves_that_alternate_stay() -> None:
+    plan = plan_of("grouped_mlp", "bf16", "sm_90a", "interleaved_32")
+    assert not merged(plan)
+    assert reasons(plan, SCALED) == ["halves of h alternate in blocks of 32 columns"]
+
+
+def test_nothing_follows_halves(tmp_path: Path) -> None:
+    """No kernel has two expressions behind each other, the first of them of halves."""
+    (tmp_path / "fusions").mkdir()
+    text = (builtin_specs() / "fusions" / "linear_scale_add.yaml").read_text()
+    text = text.replace("op: constant_scale, ", "")
+    path = tmp_path / "fusions" / "two.yaml"
+    path.write_text(text.replace("fusion: linear_scale_add", "fusion: two"))
+    chain = (
+        "chain:\n  - {op: linear, as: fc, out: h, dims: {K: H, N: 2 * H}}\n"
+        "  - {op: swiglu, as: act, out: a, dims: {D: H}}\n"
+        "  - {op: add_extra_input, as: sum, with: {extra: x}, dims: {D: H}}\n"
+    )
+    plan = plan_of("toy", of=with_module(tmp_path, chain))
+    assert "another expression follows the one of halves of h" in reasons(plan, "two")
+    assert [step.rule for step in merged(plan) if step.kind == "fprop"] == [ACTIVATED]
 
 
 # ---- where they must not apply

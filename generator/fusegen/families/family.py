@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..ir.dtypes import DType
-from ..ir.kernel import EndScale, GemmKind, LayoutSpec, Store, Work
+from ..ir.kernel import GATED, EndScale, GemmKind, LayoutSpec, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import OPERANDS, Accumulation, Extent, Orientation, Role, Scaling
 from ..steps.launch import Launch
@@ -28,6 +28,10 @@ UNTRANSPOSED = "untransposed"
 
 ATOMS = "atoms"
 """Trait of a variant that writes or reads scales in atoms of 128 rows by 4 blocks."""
+
+
+WHOLE_ROWS = tuple(each for each in Store if each not in GATED)
+"""What may become of a GEMM whose threads have whatever columns its tiles give them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.kernel import EndScale, Store
+from ..ir.kernel import EndScale
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import Family
+from .family import WHOLE_ROWS, Family
 from .wgmma import ARCH, Operands, contracts_of
 
 GEMM_DECODED_SM90 = Family(
@@ -15,7 +15,7 @@ GEMM_DECODED_SM90 = Family(
     launch=gemm.DECODED,
     summary="Chooses the kernel of a {kind} GEMM of decoded operands by its sizes.",
     formats=(DType.BFLOAT16,),
-    stores=tuple(Store),
+    stores=WHOLE_ROWS,
     ends=tuple(EndScale),
     arch=ARCH,
     row_alignment=8,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import GemmKind, Store
+from ..ir.kernel import GemmKind
 from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import Family, GemmScaling, LayoutNeeds
+from .family import WHOLE_ROWS, Family, GemmScaling, LayoutNeeds
 from .scalings import BLOCK_1X128, BLOCK_128X128, FP8, ROW, TENSOR
 from .wgmma import ARCH, Operands, contracts_of
 
@@ -25,7 +25,7 @@ GEMM_FP8_SM90 = Family(
         # Scales of blocks multiply sums over one block.
         GemmScaling(BLOCK_1X128, BLOCK_128X128, _SPLIT),
     ),
-    stores=tuple(Store),
+    stores=WHOLE_ROWS,
     arch=ARCH,
     row_alignment=8,
     layout=LayoutNeeds(token_alignments=(32,), token_major=(BLOCK_1X128.name,)),

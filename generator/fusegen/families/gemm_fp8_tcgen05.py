@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
 from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import Family, GemmScaling, LayoutNeeds
+from .family import WHOLE_ROWS, Family, GemmScaling, LayoutNeeds
 from .scalings import FP8, ROW, TENSOR
 from .tcgen05 import ARCH, Operands, contracts_of
 
@@ -20,7 +19,7 @@ GEMM_FP8_TCGEN05 = Family(
     summary="Chooses the FP8 kernel of a {kind} GEMM by its sizes.",
     formats=FP8,
     multiplies=(GemmScaling(TENSOR, TENSOR, _ANY), GemmScaling(ROW, ROW, _ANY)),
-    stores=tuple(Store),
+    stores=WHOLE_ROWS,
     arch=ARCH,
     row_alignment=8,
     layout=LayoutNeeds(transposed=(), untransposed=FP8),

@@ -5,11 +5,10 @@ Powers of two for 128 elements are read as one for each 32 of them.
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
 from ..ir.quantization import Accumulation
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import Family, GemmScaling, LayoutNeeds
+from .family import WHOLE_ROWS, Family, GemmScaling, LayoutNeeds
 from .mma_sync import Operands, contract_by
 from .scalings import FP8, GROUPS_START, MX_1X32, MX_32X32, POW2_1X128, POW2_128X128
 
@@ -26,7 +25,7 @@ GEMM_MX_MMA = Family(
         GemmScaling(MX_1X32, MX_32X32, _FP32),
         GemmScaling(POW2_1X128, POW2_128X128, (Accumulation.SPLIT_128,)),
     ),
-    stores=tuple(Store),
+    stores=WHOLE_ROWS,
     row_alignment=8,
     layout=LayoutNeeds(
         GROUPS_START,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import Family
+from .family import WHOLE_ROWS, Family
 from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_TCGEN05 = Family(
@@ -13,7 +12,7 @@ GEMM_TCGEN05 = Family(
     GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
-    stores=tuple(Store),
+    stores=WHOLE_ROWS,
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bits=16).configured,

@@ -18,7 +18,9 @@ class Store(str, Enum):
 
     SCALED_BIAS is the module's own type after a bias times a scale of each row was added, UNARY the
     same type after expressions of the result, BINARY after some that read another tensor, too.
-    UNARY_AUX is UNARY and, in a second tensor, the result before its expressions.
+    UNARY_AUX is UNARY and, in a second tensor, the result before its expressions.  GATED is half as
+    wide: an expression of both halves of a row, and perhaps of a value of each row; GATED_AUX is
+    that and the result before it.
     """
 
     IO = "io"
@@ -26,9 +28,15 @@ class Store(str, Enum):
     UNARY = "unary"
     UNARY_AUX = "unary_aux"
     BINARY = "binary"
+    GATED = "gated"
+    GATED_AUX = "gated_aux"
     FP32 = "fp32"
     ADD = "add"
     ADD_IO = "add_io"
+
+
+GATED = (Store.GATED, Store.GATED_AUX)
+"""Of both halves of a result's rows, which one thread needs to have."""
 
 
 class EndScale(str, Enum):

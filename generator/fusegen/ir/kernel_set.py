@@ -43,18 +43,24 @@ class EpilogueMath:
 
     Attributes:
         math: printed.
-        of: index of its operand that is the result, or what the expression before it gives.
+        of: indices of its operands that are the result, or what the expression before it gives:
+            one, or the first and the second half of its rows.
     """
 
     math: Pointwise
-    of: int
+    of: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """What kernels are called by: the expression's, and of which operand, if it has two."""
+        """What kernels are called by: the expression's, and of which operand, if it has others."""
         operands = self.math.operands
-        own = f"_of_{operands[self.of].symbol}" if len(operands) > 1 else ""
-        return f"{self.math.kernel}{own}"
+        alike = self.gated or len(operands) == 1
+        return self.math.kernel if alike else f"{self.math.kernel}_of_{operands[self.of[0]].symbol}"
+
+    @property
+    def gated(self) -> bool:
+        """Whether it is of both halves of the result's rows."""
+        return len(self.of) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ..ir.dtypes import DType
 from ..ir.shapes import total
-from ..ir.step import Access, Operand, Result, Step
+from ..ir.step import HALVES, INTERLEAVE, Access, Operand, Result, Step
 from ..spec.fusion import MERGES
 from ..steps.gemm_pointwise import AUX, MOST_SCALARS, OTHER
 from .draft import NotPossible
@@ -75,16 +75,47 @@ def _misfit(merged: Step) -> str | None:
         return f"{gemm.out} has a bias times scales of rows"
     if any(step.when != gemm.when for step in expressions):
         return f"{gemm.out} is made under other flags than what is made of it"
+    if sum(len(step.attributes) for step in expressions) > MOST_SCALARS:
+        return f"the expressions read more than {MOST_SCALARS} scalars"
+    if _reads_halves(expressions[0], gemm.out):
+        return _ungated(expressions, gemm.out)
     for before, step in pairwise(steps):
         if reason := _unlike(step, before.out):
             return reason
     others = [*_others(steps)]
     if len(others) > 1:
         return f"the expressions read more than one tensor besides {gemm.out}: {', '.join(others)}"
-    if sum(len(step.attributes) for step in expressions) > MOST_SCALARS:
-        return f"the expressions read more than {MOST_SCALARS} scalars"
     if others and gemm.out in merged.writes:
         return f"{gemm.out} is read elsewhere, and the expressions read {others[0]} besides it"
+    return None
+
+
+def _reads_halves(step: Step, tensor: str) -> bool:
+    """Whether an expression is of the halves of a tensor's rows."""
+    math = step.pointwise
+    assert math is not None, step
+    return any(each.buffer == tensor and each.access in HALVES for each in math.operands)
+
+
+def _ungated(expressions: Sequence[Step], tensor: str) -> str | None:
+    """Why expressions are not one of both halves of a tensor's rows and a value of each row."""
+    math = expressions[0].pointwise
+    assert math is not None, expressions
+    if len(expressions) > 1:
+        return f"another expression follows the one of halves of {tensor}"
+    if math.interleaved:
+        return f"halves of {tensor} alternate in blocks of {INTERLEAVE} columns"
+    of = [each.access for each in math.operands if each.buffer == tensor]
+    if sorted(of) != [Access.FIRST_HALF, Access.SECOND_HALF]:
+        return f"the expression reads {tensor} otherwise than as two halves"
+    others = [each for each in math.operands if each.buffer != tensor]
+    for each in others:
+        if (each.access, each.dtype) != (Access.ROW, DType.FLOAT32):
+            return f"{each.buffer} is not one fp32 value of each row"
+    if len(others) > 1:
+        return f"the expression reads more than one tensor besides {tensor}"
+    if [(each.access, each.dtype) for each in math.results] != [(Access.FULL, DType.IO)]:
+        return f"the expression of halves of {tensor} gives more than one tensor of its columns"
     return None
 
 

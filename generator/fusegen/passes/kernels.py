@@ -240,14 +240,21 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     if not is_gemm(step):
         return Store.IO
     if step.parts:
-        aux = any(each.slot == AUX for each in step.outputs)
-        return Store.BINARY if step.input(OTHER) else Store.UNARY_AUX if aux else Store.UNARY
+        return _store_of_epilogue(step)
     if step.input("add_scales"):
         return Store.SCALED_BIAS
     narrow = buffers[step.out].dtype is DType.IO
     if step.input("accumulate"):
         return Store.ADD_IO if narrow else Store.ADD
     return Store.IO if narrow else Store.FP32
+
+
+def _store_of_epilogue(step: Step) -> Store:
+    """A GEMM goes on with its result, and may leave that as it was, too."""
+    aux = any(each.slot == AUX for each in step.outputs)
+    if any(each.gated for each in epilogue(step)):
+        return Store.GATED_AUX if aux else Store.GATED
+    return Store.BINARY if step.input(OTHER) else Store.UNARY_AUX if aux else Store.UNARY
 
 
 def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:

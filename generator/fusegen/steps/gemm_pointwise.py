@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ..ir.kernel import GemmKind
 from ..ir.kernel_set import EpilogueMath
-from ..ir.step import Step
+from ..ir.step import FIRSTS, Step
 from . import gemm
 from .add import ADD
 from .definition import StepDef
@@ -21,8 +21,8 @@ from .launch import Field, Launch, Origin
 from .pointwise import POINTWISE, POINTWISE_GRAD
 
 OTHER = "other"
-"""Slot of the one tensor that expressions read besides the result.  No operand of a GEMM is called
-so."""
+"""Slot of the one tensor that expressions read besides the result: of its shape or, where they are
+of halves of its rows, with a value of each row.  No operand of a GEMM is called so."""
 
 AUX = "aux"
 """Slot of the GEMM's own result, before its expressions."""
@@ -34,7 +34,7 @@ _EPILOGUES = ((POINTWISE,), (POINTWISE_GRAD,), (ADD,), (POINTWISE, POINTWISE))
 
 
 def epilogue(step: Step) -> tuple[EpilogueMath, ...]:
-    """The expressions of a GEMM, each with its operand that is what comes before it."""
+    """The expressions of a GEMM, each with its operands that are what comes before it."""
     return tuple(_epilogue(step))
 
 
@@ -42,8 +42,9 @@ def _epilogue(step: Step) -> Iterator[EpilogueMath]:
     for before, part in pairwise(step.parts):
         assert part.pointwise is not None, part
         operands = part.pointwise.operands
-        of = next(i for i, each in enumerate(operands) if each.buffer in before.writes)
-        yield EpilogueMath(part.pointwise, of)
+        of = [i for i, each in enumerate(operands) if each.buffer in before.writes]
+        of.sort(key=lambda i: operands[i].access not in FIRSTS)
+        yield EpilogueMath(part.pointwise, tuple(of))
 
 
 def _launch(step: Step) -> Launch:

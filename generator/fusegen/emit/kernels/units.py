@@ -98,7 +98,7 @@ class ExpressionText:
         name: of its struct.
         formula: for people.
         body: statements from operands to results.
-        of: index of the operand that is a GEMM's result.
+        of: indices of the operands that are a GEMM's result: one, or both halves of its rows.
         first_scalar: how many scalars the expressions before it have.
     """
 
@@ -108,7 +108,7 @@ class ExpressionText:
     results: tuple[KernelOperand, ...]
     scalars: tuple[str, ...]
     body: tuple[str, ...]
-    of: int = 0
+    of: tuple[int, ...] = ()
     first_scalar: int = 0
 
 
