@@ -34,8 +34,8 @@ IN_CLUSTERS = ("delayed_e4m3", "block_1x128")
 CLUSTERED = (
     (385, 2048), (130, 1032), (7, 1992), (200, 2056), (385, 3072), (129, 4096), (40, 8192),
 )  # fmt: skip
-"""Rows and columns of clusters of 4, 8 and 16 blocks: one band and several turns, all and some of the
-panels, and panels that are not whole."""
+"""Rows and columns of clusters of 4, 8 and 16 blocks: one band and several turns, all and some of
+the panels, and panels that are not whole."""
 
 
 class _Merged(ctypes.Structure):

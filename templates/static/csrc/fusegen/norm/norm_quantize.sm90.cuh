@@ -65,6 +65,7 @@ struct alignas(16) BandShared {
   float stored[kTeams][kTileColumns];
   float warp_amax[kTeams * kWarps];
 };
+inline constexpr int kBandBytes = 220288;  // as the generator has it
 
 // A block's part of the bands that its cluster has, in turns.
 template <class Element>
@@ -583,7 +584,8 @@ struct BandLaunch {
     grid.cluster = panel_ranks(norm.columns);
     grid.blocks = dim3(unsigned(grid.cluster));
     grid.threads = kBandThreads;
-    grid.shared_bytes = int(sizeof(BandShared<Config>));
+    static_assert(sizeof(BandShared<Config>) == kBandBytes);
+    grid.shared_bytes = kBandBytes;
     if (grid.cluster == 0 || grid.shared_bytes > cta_shared_memory()) return;
     resident = (norm.kind == NormKind::layer ? of_layers : of_others).of(kernel, grid);
   }
