@@ -5,12 +5,15 @@ forward of a layer whose other steps move next to nothing of its size but run in
 own, and those up to its own are counted, as the profiler saw them; all contenders are measured like
 that. A bundle of a module that only norms and quantises would be another kernel set to build, and
 the time of the whole op less that of its other steps a difference of two larger numbers.
+
+Where `make before REVISION=...` has made a bundle of an earlier revision, its layer takes turns
+with ours; both have to give the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import bandwidth
 import common
 import profiled
+import revisions
 import torch
 from common import OURS, Case, Row
 from layers import EPS, MODULE, TOLERANCE, torch_layer
@@ -99,16 +103,30 @@ def _layer(package: Any, recipe: str, x: Tensor, gamma: Tensor) -> Callable[[int
     return run
 
 
-def _measure(package: Any, recipe: str, case: str, rows: int, width: int) -> Iterator[Row]:
+def _measure(
+    packages: Mapping[str, Any], recipe: str, case: str, rows: int, width: int
+) -> Iterator[Row]:
+    """Of a layer of each package, by name, of torch compiled and of a copy.
+
+    Raises:
+        SystemExit: layers of two packages give other bits.
+    """
     x = common.normal(rows, width)
     gamma = 1 + common.normal(width, scale=0.1)
     torch.compiler.reset()
     compiled = torch.compile(RECIPES[recipe], fullgraph=True, dynamic=False)
     bytes_moved = moved(recipe, rows, width)
     copy = bandwidth.copy(bytes_moved)
+    layers = {}
+    for name, package in packages.items():
+        torch.manual_seed(3)
+        layers[name] = _layer(package, recipe, x, gamma)
+    first, *others = (layer(0) for layer in layers.values())
+    if any(not torch.equal(first, each) for each in others):
+        raise SystemExit(f"{case}: revisions give other bits")
     samples = profiled.compare(
         {
-            OURS: profiled.Part(_layer(package, recipe, x, gamma), STEP),
+            **{name: profiled.Part(layer, STEP) for name, layer in layers.items()},
             "torch compiled": profiled.Part(lambda _: compiled(x, gamma)),
             bandwidth.COPY: profiled.Part(lambda _: copy()),
         }
@@ -119,10 +137,11 @@ def _measure(package: Any, recipe: str, case: str, rows: int, width: int) -> Ite
 def norm_quantize(*, quick: bool = False) -> Iterator[Case]:
     """Under every recipe whose norms quantise, at widths and rows of models."""
     package = common.bundle()
+    packages = {OURS: package, **revisions.earlier(package)}
     shipped = common.bundles.cells_of(Path(package.__path__[0]), MODULE)
     for recipe in RECIPES:
         if f"{MODULE}__{recipe}" not in shipped:
             continue
         for rows, width in QUICK_SIZES if quick else SIZES:
             case = f"norm_quantize {recipe} {rows} x {width}"
-            yield Case(case, partial(_measure, package, recipe, case, rows, width))
+            yield Case(case, partial(_measure, packages, recipe, case, rows, width))

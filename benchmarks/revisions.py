@@ -205,6 +205,15 @@ def _again(call: Call, _: int) -> Any:
     return call()
 
 
+def earlier(package: Any) -> dict[str, Any]:
+    """An earlier revision's bundle of a package's architecture by its name, where there is one."""
+    folder = BEFORE / Path(package.__path__[0]).name
+    if not (folder / "__init__.py").exists():
+        return {}
+    name = f"revision {REVISION.read_text('utf-8').strip()}"
+    return {name: common.bundles.load_bundle(folder, "bundle_before")}
+
+
 def revisions(*, quick: bool = False) -> Iterator[Case]:
     """Every part of every cell that both revisions have.
 
@@ -213,13 +222,12 @@ def revisions(*, quick: bool = False) -> Iterator[Case]:
     """
     package = common.bundle()
     ours = Path(package.__path__[0])
+    packages = {**earlier(package), OURS: package}
     folder = BEFORE / ours.name
-    if not (folder / "__init__.py").exists():
+    if len(packages) == 1:
         raise SystemExit(
             f"no bundle in build/before/{ours.name}; make one: make before REVISION=.."
         )
-    earlier = f"revision {REVISION.read_text('utf-8').strip()}"
-    packages = {earlier: common.bundles.load_bundle(folder, "bundle_before"), OURS: package}
     for made in layers(quick=quick):
         for layer in made():
             for cell in common.bundles.cells_of(ours, layer.name, choices=True):

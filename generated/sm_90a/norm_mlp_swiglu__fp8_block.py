@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aa33de077d13ba31
+# checksum sha256:fbf286b434455a78
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "ad8fc9a0dccf25a40b1a2ed2f4f853f3c33307399a29ecc7f466d2e056951186"
+DIGEST = "37e8da0269e02288e9bca71adf61afd72c1ca7d4d60c14060a7a2eff94df7bc8"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b00963afde79fe55
+# checksum sha256:f126fe24b4897852
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "43cc72e13b9d5557a74a6c757fbde7742c58e3946c61742c82d77ee2c239764e"
+DIGEST = "ac97ca91ca3af3a3a391ac8b7e408a8da67e9e8bf7718bbcdbee59534a58167c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
