@@ -120,8 +120,8 @@ INHERITED = {
 WORDS = (
     *("interleaved_32", "scaled_bias", "parameter_per_group"),
     *("add_to_main_grad", "write_main_grad"),
-    *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "cached_weights"),
-    *("quantized_weights", "recompute_activations", "reduced_amax", "high_precision_backward"),
+    *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "held_weights"),
+    *("cached_weights", "quantized_weights", "recompute_activations", "reduced_amax", "high_precision_backward"),
     *("dequantized_backward", "nvtx_ranges", "debug"),
 )
 """In the order in which they stand in names: another one would rename committed cells."""

@@ -18,7 +18,7 @@ from ..options.main_grad import MainGrad
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
-from ..options.weight_cache import ALONE, CACHED
+from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, refusal
 from .as_bytes import pass_as_bytes
@@ -161,6 +161,7 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         context.recipe,
         context.arch,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
+        fresh=not {HELD, CACHED, ALONE} & {*context.options},
     )
     roles = tuple(context.recipe.roles.items())
     return replace(quantized, quantizations=roles, layout=context.arch.layout)
