@@ -1,10 +1,9 @@
-"""Copies of weights for the backward: made there of the weights, or held; the same bits either way."""
+"""Copies of weights for the backward, made there of the weights or held: the same bits."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def trained(layer: Any, module: str, call: Callable[..., Tensor] | None = None) 
     found: list[Tensor] = []
     for step in range(2):
         batches = [inputs(module, seed=2 * step + each) for each in range(2)]
-        results = [(call or layer)(*batch) for batch in batches]
+        results = [(layer if call is None else call)(*batch) for batch in batches]
         for batch, y in zip(batches, results, strict=True):
             found += [y.detach(), *gradients(layer, batch[0], y)]
         with torch.no_grad():
