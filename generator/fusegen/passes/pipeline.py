@@ -10,6 +10,7 @@ from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Unsupported
 from ..math import Derivations
 from ..options.amax_reduction import REDUCED_AMAX
+from ..options.backward_calls import ONE_CALL
 from ..options.backward_precision import BackwardPrecision
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
@@ -463,8 +464,9 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "cut",
-        "Programs become segments: ops, and collectives between them.",
-        lambda draft, context: cut(draft, context.dims),
+        "Programs become segments: ops, and collectives between them; a backward where memory can"
+        " go.",
+        lambda draft, context: cut(draft, context.dims, freeing=ONE_CALL not in context.options),
         needs=_of(Property.PROGRAMS),
         gives=_of(Property.CUT),
     ),
