@@ -150,7 +150,7 @@ class _Cut:
         told = own_type_argument(self.whole.arguments, self.draft.buffers)
         tells = {self.whole.arguments[0].buffer, told}
         taken = [
-            replace(self._called(argument, when), mutated=argument.buffer in changed)
+            replace(argument, mutated=argument.buffer in changed)
             for argument in self.whole.arguments
             if argument.buffer in own
             or (begin == 0 and argument.buffer not in elsewhere)
@@ -179,12 +179,6 @@ class _Cut:
     def _told(self, arguments: tuple[Argument, ...]) -> set[str]:
         return {each.symbol for each in bind_dimensions(self.draft.buffers, arguments)}
 
-    def _called(self, argument: Argument, when: When) -> Argument:
-        """An argument of the direction as that of an op, which may be called only where it is."""
-        if not (when and {*when} <= {*argument.when}):
-            return argument
-        return replace(argument, optional=self.draft.buffers[argument.buffer].optional, when=())
-
     def _tensors(self, names: set[str]) -> set[str]:
         """The same, with the tensor of several states in the place of each of these."""
         return set(map(self.draft.tensor_with, names))
@@ -199,7 +193,8 @@ class _Cut:
         """Flags that a later op asks for."""
         when = _common(steps)
         named = {flag for result in results for flag in result.when}
-        named |= {flag for argument in arguments for flag in argument.when}
+        asked = {flag for argument in arguments for flag in argument.when}
+        named |= asked & {*when} if when else asked  # else others' parts of it are asked for
         for step in steps:
             named |= {flag for result in step.output_when for flag in result.when}
             if not when or step.when != when:  # else the op is called only where it runs

@@ -32,7 +32,7 @@ def where_memory_goes(draft: Draft, backward: Program) -> Iterator[tuple[int, ..
     Neither is a backward whose gradients of weights are delayed: what those read stays until they
     are computed.
     """
-    if backward.name != "backward" or draft.wgrad:
+    if backward.name != "backward" or draft.program("wgrad"):
         return
     judges = [_Judge.of(draft, backward, lengths) for lengths in _typical(draft)]
 
