@@ -221,7 +221,7 @@ def _layer(package: Any, cell: str, model: Model) -> Any:
     return layer
 
 
-def _cells(package: Any, names: Sequence[str] | None = None) -> list[str]:
+def cells_of(package: Any, names: Sequence[str] | None = None) -> list[str]:
     """Cells of the bundle: the named ones, or all but those that add to main_grad."""
     found = common.bundles.cells_of(Path(package.__path__[0]), "grouped_mlp", choices=True)
     if names is not None:
@@ -278,7 +278,7 @@ def adding(package: Any, model: Model, compiled: Forward) -> dict[str, Contender
     found = {
         PEER: Contender(partial(_torch_added, forward, sums, model), f"{CELLS[0]}__{MAIN_GRAD}")
     }
-    for cell in _cells(package, [f"{each}__{MAIN_GRAD}" for each in CELLS]):
+    for cell in cells_of(package, [f"{each}__{MAIN_GRAD}" for each in CELLS]):
         layer = _layer(package, cell, model)
         for linear in (layer.fc1, layer.fc2):
             linear.weight = torch.nn.Parameter(linear.weight.detach())
@@ -317,7 +317,7 @@ def permuting(package: Any, model: Model, compiled: Forward) -> dict[str, Conten
     model = replace(model, x=common.normal(*shape).requires_grad_(), dy=common.normal(*shape))
     around = partial(permuted, rows=rows, inverse=inverse, top_k=top_k)
     found = {PEER: Contender(_trained(around(_torch(model, compiled)), model), CELLS[0])}
-    for cell in _cells(package, CELLS):
+    for cell in cells_of(package, CELLS):
         forward = around(partial(_of_layer, _layer(package, cell, model), model.sizes))
         found[common.contender(cell)] = Contender(_trained(forward, model), cell)
     return found
@@ -356,7 +356,7 @@ def _allocated() -> int:
     return torch.cuda.memory_allocated() if common.DEVICE != "cpu" else 0
 
 
-def _checked(
+def as_torch(
     model: str, contenders: Mapping[str, Contender], expected: tuple[Tensor, ...] | None = None
 ) -> tuple[dict[str, Contender], list[Failure], tuple[Tensor, ...]]:
     """Contenders whose results are torch's; a recipe with state has warmed up.
@@ -397,25 +397,25 @@ class Bench:
 
     def everybody(self) -> list[Outcome]:
         """Every recipe and choice, and other libraries."""
-        checked, failures = self._and_others(_cells(self.package))
+        checked, failures = self._and_others(cells_of(self.package))
         refreshes = self._refreshes()
         return [*self._timed(self.model, self.model.name, checked, refreshes), *failures]
 
     def recipes(self) -> list[Outcome]:
         """Every recipe by itself, and other libraries."""
-        plain_cells = [cell for cell in _cells(self.package) if cell.count("__") == 1]
+        plain_cells = [cell for cell in cells_of(self.package) if cell.count("__") == 1]
         checked, failures = self._and_others(plain_cells)
         return [*self._timed(self.model, self.model.name, checked), *failures]
 
     def _and_others(self, cells: Sequence[str]) -> tuple[dict[str, Contender], list[Failure]]:
         made = plain(self.package, self.model, cells, self.compiled)
-        checked, failures, expected = _checked(self.model.name, made)
+        checked, failures, expected = as_torch(self.model.name, made)
         return checked | others(self.model, expected), failures
 
     def drawn(self, draw: str) -> list[Outcome]:
         """Three recipes and torch compiled."""
         model = self.model.drawn(draw)
-        made = plain(self.package, model, _cells(self.package, CELLS), self.compiled)
+        made = plain(self.package, model, cells_of(self.package, CELLS), self.compiled)
         del made[EAGER]
         return self._some(model, model.name, made)
 
@@ -430,12 +430,12 @@ class Bench:
         return self._some(self.model, f"{self.model.name} permuted", made)
 
     def _some(self, model: Model, case: str, made: Mapping[str, Contender]) -> list[Outcome]:
-        checked, failures, _ = _checked(case, made)
+        checked, failures, _ = as_torch(case, made)
         return [*self._timed(model, case, checked), *failures]
 
     def _refreshes(self) -> dict[str, common.Contender]:
         """What quantises cached weights, once a step of the optimizer."""
-        cells = [cell for cell in _cells(self.package) if CACHED in cell]
+        cells = [cell for cell in cells_of(self.package) if CACHED in cell]
         layers = {common.contender(c): _layer(self.package, c, self.model) for c in cells}
         return {
             f"{name}, refresh": partial(_ignored, layer.refresh_weights)
@@ -451,7 +451,7 @@ class Bench:
     ) -> list[Outcome]:
         if common.DEVICE != "cpu":
             torch.cuda.empty_cache()
-        memory = {name: _memory(each.step) for name, each in contenders.items()}
+        memory = {name: memory_of(each.step) for name, each in contenders.items()}
         arch = ARCH if common.DEVICE == "cpu" else Path(self.package.__path__[0]).name
         plans = {name: floors.plan_of(each.cell, arch) for name, each in contenders.items()}
         modes = sorted({floors.Mode()}.union(*map(floors.modes, plans.values())), key=str)
@@ -474,7 +474,7 @@ def _ignored(step: Callable[[], Any], _: int = 0) -> Any:
     return step()
 
 
-def _memory(step: Step) -> dict[str, float]:
+def memory_of(step: Step) -> dict[str, float]:
     """GiB above what a step finds: held between its halves, and at its worst moment."""
     if common.DEVICE == "cpu":
         step()

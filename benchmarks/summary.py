@@ -25,6 +25,7 @@ TITLES = {
     "dense": "Dense GEMMs",
     "main_grad": "Weights' gradients added to main_grad",
     "mlp": "The expert MLP, forward and backward",
+    "memory": "Memory of the expert MLP",
     "model": "A training step of a model",
     "layers": "Dense layers",
     "decoder": "A dense decoder layer",
@@ -57,6 +58,10 @@ NOTES = {
         "fc1, SwiGLU times router probability, fc2, and all gradients; a recipe quantises weights, "
         "too. A library that wants groups padded gets them so before the timing. A second word of "
         "a case: other group sizes, or what else is computed."
+    ),
+    "memory": (
+        "GiB above what a step finds: *held* when gradients are asked for, beside y, and at the "
+        "worst moment of the step. *Planned*: what the plan comes to, for the backward alone."
     ),
     "model": (
         "Forward, loss, backward and AdamW of a mixture-of-experts model, compiled whole and "

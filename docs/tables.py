@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fusegen.passes.pipeline import PASSES
+from fusegen.checks.load import load
+from fusegen.ir.buffers import size_in_bytes
+from fusegen.ir.naming import Cell
+from fusegen.ir.quantization import Role
+from fusegen.ir.shapes import evaluate
+from fusegen.options.backward_calls import ONE_CALL
+from fusegen.passes.pipeline import PASSES, resolve_module
+from fusegen.publish.paths import builtin_specs
+from fusegen.spec.load import SpecSet
+from fusegen.steps.footprint import backward_peak, for_each_parameter, for_each_token, held
 
 PAGE = Path(__file__).parent / "architecture.md"
 ROOT = PAGE.parents[1]
@@ -147,11 +156,47 @@ def additions() -> Iterator[str]:
         yield f"| {what} | {len(files)} | about {rounded} | {names} |"
 
 
-TABLES: Mapping[str, Callable[[], Iterator[str]]] = {"passes": passes, "additions": additions}
-"""Tables by the names that stand in their markers."""
+# ---- what a forward keeps
 
 
-def replaced(page: str, path: Path, tables: Iterable[str] = TABLES) -> str:
+LAYER = {"T": 65536, "E": 32, "H": 7168, "F": 2048}
+"""Of the experts that DeepSeek-V3 has on a rank, `dsv3` of `benchmarks/shapes.py`."""
+CHOICES = ((), ("held_weights",), ("recompute_activations",))
+
+
+def memory() -> Iterator[str]:
+    """The table of what expert MLPs keep, by recipe and choice."""
+    specs = load([builtin_specs()])
+    yield (
+        "| recipe | `--option` | for each token | for each parameter | held |"
+        " peak of the backward | as one call |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for recipe, spec in specs.recipes.items():
+        for words in CHOICES:
+            if words == ("held_weights",) and Role.WEIGHT not in spec.roles:
+                continue
+            yield _memory_row(specs, Cell("grouped_mlp", recipe, words))
+
+
+def _memory_row(specs: SpecSet, cell: Cell) -> str:
+    plan = resolve_module(specs, cell, "sm_90a")
+    one = resolve_module(specs, replace(cell, options=(*cell.options, ONE_CALL)), "sm_90a")
+    made = sum(evaluate(size_in_bytes(plan.buffer(name)), LAYER) for name in held(plan))
+    peaks = (f"{backward_peak(each, LAYER) / 2**30:.2f} GiB" for each in (plan, one))
+    words = ", ".join(f"`{word}`" for word in cell.options)
+    kept = (for_each_token(plan), f"{for_each_parameter(plan):.2g}", f"{made / 2**30:.2f} GiB")
+    return f"| `{cell.recipe}` | {words} | {' | '.join((*kept, *peaks))} |"
+
+
+Table = Callable[[], Iterator[str]]
+TABLES: Mapping[str, Table] = {"passes": passes, "additions": additions}
+"""Tables of the page on the architecture, by the names that stand in their markers."""
+MEMORY = Path(__file__).parent / "features" / "memory.md"
+PAGES: Mapping[Path, Mapping[str, Table]] = {PAGE: TABLES, MEMORY: {"memory": memory}}
+
+
+def replaced(page: str, path: Path, tables: Mapping[str, Table] = TABLES) -> str:
     """The page with each table between its markers."""
     for name in tables:
         begin, end = f"<!-- {name}: written by docs/tables.py -->", f"<!-- end of {name} -->"
@@ -159,14 +204,25 @@ def replaced(page: str, path: Path, tables: Iterable[str] = TABLES) -> str:
             sys.exit(f"{path} has no lines {begin} and {end}, once each, for the table of {name}")
         head, rest = page.split(begin)
         _, tail = rest.split(end)
-        page = "\n".join((f"{head}{begin}", *TABLES[name](), f"{end}{tail}"))
+        page = "\n".join((f"{head}{begin}", *tables[name](), f"{end}{tail}"))
     return page
 
 
-def main(words: Sequence[str], path: Path = PAGE) -> int:
-    """Write the tables, or with ``--check`` say whether they are as they would be written."""
+def main(words: Sequence[str], path: Path | None = None) -> int:
+    """Write the tables, or with ``--check`` say whether they are as they would be written.
+
+    Args:
+        words: of the command line.
+        path: a page for the tables on the architecture; by default all pages have theirs.
+    """
+    if path is None:
+        return max(_written(words, page, tables) for page, tables in PAGES.items())
+    return _written(words, path, TABLES)
+
+
+def _written(words: Sequence[str], path: Path, tables: Mapping[str, Table]) -> int:
     page = path.read_text(encoding="utf-8")
-    wanted = replaced(page, path)
+    wanted = replaced(page, path, tables)
     if wanted == page:
         return 0
     if "--check" in words:

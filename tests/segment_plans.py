@@ -16,7 +16,7 @@ from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
 
 SPECS = load([builtin_specs()])
-CELL = "grouped_mlp__bf16"
+CELL = "grouped_mlp__bf16__one_backward_call"
 DELAYED = "linear__bf16__delayed_wgrad"
 _GROUP = 'group=ranks:"ranks that share their activations" attributes=(op:max)'
 _COLLECTIVES = f"""  collectives=(

@@ -51,6 +51,8 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("cached_weights", "recompute_activations"),
     ),
     ("grouped_mlp", ("fp8_block",), ("cached_weights", "add_to_main_grad")),
+    ("grouped_mlp", ("fp8_current", "fp8_delayed", "fp8_block"), ("held_weights",)),
+    ("grouped_mlp", ("fp8_delayed",), ("held_weights", "recompute_activations")),
     ("grouped_mlp", ("fp8_block", "nvfp4"), ("quantized_weights", "add_to_main_grad")),
     ("norm_mlp", ("fp8_delayed", "fp8_block"), ("add_to_main_grad", "recompute_activations")),
     ("layer_norm_mlp", ("mxfp8",), ("add_to_main_grad", "recompute_activations")),

@@ -192,7 +192,7 @@ def test_slots_store_tensors_whose_rows_are_read() -> None:
     assert text is not None
     slots = dict(zip(text.operands, text.slots, strict=True))
     assert "stored=False" in slots["dy"]
-    assert slots["saved_amaxes"] == "_delayed.Slot((4, num_groups), torch.float32)"
+    assert slots["saved_amaxes"] == "_delayed.Slot((2, num_groups), torch.float32)"
 
 
 def test_explain_tells_of_it() -> None:

@@ -44,12 +44,14 @@ IN_EXPERTS = (
         "delay_wgrad",
         "weight_cache",
         "save",
+        "backward_calls",
         "amax_reduction",
     ),
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
+IN_NORMED = tuple(name for name in IN_MLPS if name != "backward_calls")
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -74,7 +76,7 @@ INHERITED = {
     "identity": ("ranges",),
     "l2_normalization": ("ranges",),
     "layer_norm": ("ranges",),
-    "layer_norm_linear": IN_MLPS,
+    "layer_norm_linear": IN_NORMED,
     "layer_norm_mlp": IN_MLPS,
     "linear": IN_GEMMS,
     "linear_activation": IN_GEMMS,
@@ -97,10 +99,10 @@ INHERITED = {
     "norm_mlp": IN_MLPS,
     "norm_mlp_srelu": IN_MLPS,
     "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),
-    "norm_qkv": IN_MLPS,
-    "norm_qkv_gqa_4": IN_MLPS,
-    "norm_qkv_gqa_8": IN_MLPS,
-    "norm_qkv_interleaved": IN_MLPS,
+    "norm_qkv": IN_NORMED,
+    "norm_qkv_gqa_4": IN_NORMED,
+    "norm_qkv_gqa_8": IN_NORMED,
+    "norm_qkv_interleaved": IN_NORMED,
     "qgeglu": IN_GATED,
     "qgelu": ("ranges",),
     "quantize": ("ranges", "debug"),
@@ -109,7 +111,7 @@ INHERITED = {
     "residual_layer_norm": ("ranges",),
     "residual_rms_norm": ("ranges",),
     "rms_norm": ("ranges",),
-    "rms_norm_linear": IN_MLPS,
+    "rms_norm_linear": IN_NORMED,
     "rotary": ("ranges",),
     "rotary_qkv": ("ranges",),
     "scaled_clamped_qgeglu": IN_GATED,
@@ -129,9 +131,15 @@ INHERITED = {
 WORDS = (
     *("interleaved_32", "scaled_bias", "parameter_per_group"),
     *("add_to_main_grad", "write_main_grad"),
-    *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "cached_weights"),
-    *("quantized_weights", "recompute_activations", "reduced_amax", "high_precision_backward"),
-    *("dequantized_backward", "nvtx_ranges", "debug"),
+    *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "held_weights"),
+    *(
+        "cached_weights",
+        "quantized_weights",
+        "recompute_activations",
+        "one_backward_call",
+        "reduced_amax",
+    ),
+    *("high_precision_backward", "dequantized_backward", "nvtx_ranges", "debug"),
 )
 """In the order in which they stand in names: another one would rename committed cells."""
 

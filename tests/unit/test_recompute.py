@@ -22,6 +22,7 @@ from fusegen.spec.offers import modules_with
 from fusegen.steps import copies_memory, quantizes
 
 AGAIN = "recompute_activations"
+HELD = "held_weights"
 ARCHS = ("cpu", "sm_90a")
 SPECS = load([builtin_specs()])
 MODULES = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
@@ -37,7 +38,9 @@ def plan_of(module: str, recipe: str, arch: str, *options: str) -> ModulePlan:
 
 
 def pair(module: str, recipe: str, arch: str) -> tuple[ModulePlan, ModulePlan]:
-    return plan_of(module, recipe, arch), plan_of(module, recipe, arch, AGAIN)
+    """Plans that save activations and make them again, and keep the same of weights."""
+    held = (HELD,) if recipe in QUANTIZED else ()
+    return plan_of(module, recipe, arch, *held), plan_of(module, recipe, arch, *held, AGAIN)
 
 
 def saved_bytes(plan: ModulePlan) -> int:
@@ -120,8 +123,8 @@ def test_each_direction_makes_the_copy_it_reads(recipe: str, arch: str) -> None:
 @every_arch
 @pytest.mark.parametrize("options", [(), ("reduced_amax",)])
 def test_a_scale_is_kept_as_the_forward_used_it(arch: str, options: tuple[str, ...]) -> None:
-    saving = plan_of("grouped_mlp", "fp8_delayed", arch, *options)
-    again = plan_of("grouped_mlp", "fp8_delayed", arch, AGAIN, *options)
+    saving = plan_of("grouped_mlp", "fp8_delayed", arch, HELD, *options)
+    again = plan_of("grouped_mlp", "fp8_delayed", arch, HELD, AGAIN, *options)
     steps = again.forward.steps
     (at,) = [i for i, step in enumerate(steps) if copies_memory(step)]
     snapshot, (quantized,) = steps[at], quantizing(steps[at:], "a")
@@ -170,7 +173,7 @@ def test_high_precision_makes_the_tensor_itself_again() -> None:
 
 
 def test_explain_and_the_launcher_tell_of_it() -> None:
-    plan = resolve_module(SPECS, Cell("grouped_mlp", "fp8_delayed", (AGAIN,)), "sm_90a")
+    plan = resolve_module(SPECS, Cell("grouped_mlp", "fp8_delayed", (HELD, AGAIN)), "sm_90a")
     text = "\n".join(explain(plan))
     assert text.count("pointwise_quantize: h, probs, split_sizes, fc2_input") == 2
     assert "fc2_input_scale_used         4 E bytes" in text.partition("saved for")[2]

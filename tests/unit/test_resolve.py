@@ -389,10 +389,11 @@ def test_e8m0_is_bytes_next_to_what_an_op_changes(arch: str) -> None:
         return {name: dtype for name, dtype in found.items() if name in crossing}
 
     x, weight = "x_columnwise_scale", "weight_columnwise_scale"
-    assert scales() == {x: DType.E8M0, weight: DType.E8M0}
-    assert scales("add_to_main_grad") == {x: DType.UINT8, weight: DType.UINT8}
+    assert scales() == {x: DType.E8M0}
+    assert scales("held_weights") == {x: DType.E8M0, weight: DType.E8M0}
+    assert scales("add_to_main_grad", "held_weights") == {x: DType.UINT8, weight: DType.UINT8}
     assert scales("cached_weights") == {x: DType.E8M0, weight: DType.UINT8}
-    delayed = scales("write_main_grad", "delayed_wgrad")
+    delayed = scales("write_main_grad", "delayed_wgrad", "held_weights")
     assert delayed.pop("dy_columnwise_scale") is DType.UINT8
     assert delayed == {x: DType.UINT8, weight: DType.E8M0}
 
@@ -446,7 +447,7 @@ def test_a_backward_of_the_forwards_values_saves_its_copies() -> None:
 def test_rows_that_are_padded_take_a_weight_of_their_length_along() -> None:
     plan = plans.plan_of("cpu", Cell("linear", "nvfp4", DEQUANTIZED))
     steps = [s for s in plan.backward.steps if s.primitive == "dequantize"]
-    assert [s.input("like") for s in steps] == ["weight", "weight"]
+    assert [s.input("like") for s in steps] == [None, "weight"]
 
 
 @pytest.mark.parametrize("kept", ["cached_weights", "quantized_weights"])
@@ -527,7 +528,8 @@ def test_every_quantised_gemm_can_have_its_weights_cached() -> None:
 
 @every_cached_plan
 def test_cached_weights_are_quantised_by_the_refresh_alone(plan: ModulePlan) -> None:
-    plan, plain = plan.unmerged, plans.plan_of(plan.arch, Cell(plan.module, plan.recipe)).unmerged
+    held = Cell(plan.module, plan.recipe, ("held_weights",))
+    plan, plain = plan.unmerged, plans.plan_of(plan.arch, held).unmerged
     weights = {p.buffer for p in plan.parameters if plan.buffer(p.buffer).role is Role.WEIGHT}
     assert plan.refresh is not None and plain.refresh is None
     assert {step.reads[0] for step in plan.refresh.steps} == weights

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:b47fabc1b70eead0
+# checksum sha256:b6f520984ae73d1c
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -159,11 +159,13 @@ def forward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
-        fc2_input_amax_history
-    ) = fc2_input_scale = fc2_weight_amax_history = fc2_weight_scale = steps.ABSENT
+    fc1_weight_scale_used = fc2_weight_scale_used = fc1_input_amax_history = fc1_input_scale = (
+        fc1_weight_amax_history
+    ) = fc1_weight_scale = fc2_input_amax_history = fc2_input_scale = fc2_weight_amax_history = (
+        fc2_weight_scale
+    ) = steps.ABSENT
     need_any = (
         need_dx
         or need_dfc1_weight
@@ -181,7 +183,13 @@ def forward(
     fc2_input_scale = forward_state[3074]
     fc2_weight_amax_history = forward_state[3075:4099]
     fc2_weight_scale = forward_state[4099]
-    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+    # 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+    if need_dx:
+        fc1_weight_scale_used = fc1_weight_scale.clone()
+    # 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+    if keep_h:
+        fc2_weight_scale_used = fc2_weight_scale.clone()
+    # 3. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
     #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
@@ -192,7 +200,7 @@ def forward(
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
-    # 1. state after it: fc1_input_amax_history, fc1_input_scale
+    # 3. state after it: fc1_input_amax_history, fc1_input_scale
     if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
@@ -201,12 +209,12 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
+    # 4. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc1_weight_scale, layout=LAYOUT
     )
-    # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
+    # 4. state after it: fc1_weight_amax_history, fc1_weight_scale
     if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
@@ -215,14 +223,14 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+    # 5. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 4. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 5. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    # 7. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
     #    a_rowwise_scale, a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         a,
@@ -233,7 +241,7 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 5. state after it: fc2_input_amax_history, fc2_input_scale
+    # 7. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
@@ -242,12 +250,12 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
+    # 8. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc2_weight_scale, layout=LAYOUT
     )
-    # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
+    # 8. state after it: fc2_weight_amax_history, fc2_weight_scale
     if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
@@ -256,7 +264,7 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+    # 9. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
     #    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
@@ -264,14 +272,12 @@ def forward(
     return (
         y,
         h if keep_h else x.new_empty(0),
-        fc2_weight_columnwise_copy.data if keep_h else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale if keep_h else x.new_empty(0, dtype=torch.float32),
         a_columnwise_copy.data if need_dfc2_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
-        fc1_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc1_weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
+        fc1_weight_scale_used if need_dx else x.new_empty(0, dtype=torch.float32),
+        fc2_weight_scale_used if keep_h else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -289,15 +295,15 @@ def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -309,33 +315,33 @@ def check_backward(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 3, "[E, H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, 1, "[E]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
+    checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
@@ -344,24 +350,24 @@ def check_backward(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(
-        CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
-    )
+    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(
         CELL,
         "a_columnwise",
@@ -371,19 +377,6 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(
-        CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -1, E, "E (num_groups)"
-    )
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
         CELL,
@@ -394,6 +387,8 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
 
@@ -402,15 +397,15 @@ def backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -420,22 +415,25 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
-        dh_columnwise_copy
-    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
+    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = (
+        fc2_weight_columnwise_copy
+    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
+        fc1_grad_output_scale
+    ) = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
@@ -446,7 +444,7 @@ def backward(
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_da,
+        rowwise=need_fc2_weight_copies,
         columnwise=need_dfc2_weight,
         group_sizes=split_sizes,
         scale=fc2_grad_output_scale,
@@ -463,23 +461,24 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale, split_sizes -> da
-    if need_da:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                fc2_weight_columnwise,
-                fc2_weight_columnwise_scale,
-                WEIGHT,
-                (E, H, F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc2_weight_scale_used,
+            layout=LAYOUT,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
+        )
+    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
     #    split_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
@@ -490,10 +489,10 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_da:
+    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 6. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
     #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -505,10 +504,10 @@ def backward(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -517,23 +516,24 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc1_weight_scale_used,
+            layout=LAYOUT,
+        )
+    # 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy,
-            quantized.Operand(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
-                WEIGHT,
-                (E, 2 * F, H),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:336a3d0a73f8d87d
+# checksum sha256:29000b0e95daa616
 """norm_mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -158,13 +158,13 @@ def forward(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
-        fc2_input_amax_history
-    ) = fc2_input_scale = fc2_weight_amax_history = fc2_weight_scale = steps.ABSENT
+    fc1_weight_scale_used = fc2_weight_scale_used = fc1_input_amax_history = fc1_input_scale = (
+        fc1_weight_amax_history
+    ) = fc1_weight_scale = fc2_input_amax_history = fc2_input_scale = fc2_weight_amax_history = (
+        fc2_weight_scale
+    ) = steps.ABSENT
     need_any = (
         need_dx
         or need_dnorm_weight
@@ -183,9 +183,15 @@ def forward(
     fc2_input_scale = forward_state[3074]
     fc2_weight_amax_history = forward_state[3075:4099]
     fc2_weight_scale = forward_state[4099]
-    # 1. norm rms: x, norm_weight -> n, norm_rstd
+    # 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+    if keep_norm_rstd:
+        fc1_weight_scale_used = fc1_weight_scale.clone()
+    # 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+    if keep_h:
+        fc2_weight_scale_used = fc2_weight_scale.clone()
+    # 3. norm rms: x, norm_weight -> n, norm_rstd
     n, norm_rstd = norms.norm_rms(x, weight=norm_weight, eps=norm_eps, zero_centered_gamma=False)
-    # 2. quantize: n, fc1_input_amax_history, fc1_input_scale -> n_rowwise, n_rowwise_scale,
+    # 4. quantize: n, fc1_input_amax_history, fc1_input_scale -> n_rowwise, n_rowwise_scale,
     #    n_columnwise, n_columnwise_scale
     n_rowwise_copy, n_columnwise_copy = quantized.quantize(
         steps.rows(n),
@@ -195,7 +201,7 @@ def forward(
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
-    # 2. state after it: fc1_input_amax_history, fc1_input_scale
+    # 4. state after it: fc1_input_amax_history, fc1_input_scale
     if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
@@ -204,17 +210,12 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 3. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=keep_norm_rstd,
-        scale=fc1_weight_scale,
-        layout=LAYOUT,
+    # 5. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc1_weight_scale, layout=LAYOUT
     )
-    # 3. state after it: fc1_weight_amax_history, fc1_weight_scale
+    # 5. state after it: fc1_weight_amax_history, fc1_weight_scale
     if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
@@ -223,15 +224,15 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 4. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    # 6. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_bias -> h
     h = steps.with_leading(
         quantized.gemm_fprop(n_rowwise_copy, fc1_weight_rowwise_copy, dtype=x.dtype, add=fc1_bias),
         x,
     )
-    # 5. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
+    # 7. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
     a = _act_forward(h)
-    # 6. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+    # 8. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
     #    a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         steps.rows(a),
@@ -241,7 +242,7 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 6. state after it: fc2_input_amax_history, fc2_input_scale
+    # 8. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
@@ -250,12 +251,12 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 7. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
+    # 9. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc2_weight_scale, layout=LAYOUT
     )
-    # 7. state after it: fc2_weight_amax_history, fc2_weight_scale
+    # 9. state after it: fc2_weight_amax_history, fc2_weight_scale
     if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
@@ -264,28 +265,24 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 8. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    #    fc2_bias -> z
+    # 10. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    #     fc2_bias -> z
     z = steps.with_leading(
         quantized.gemm_fprop(a_rowwise_copy, fc2_weight_rowwise_copy, dtype=x.dtype, add=fc2_bias),
         x,
     )
-    # 9. pointwise: z, x -> y  (y = x + extra)
+    # 11. pointwise: z, x -> y  (y = x + extra)
     y = _sum_forward(z, x)
     return (
         y,
         norm_rstd if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
         h if keep_h else x.new_empty(0),
-        fc2_weight_columnwise_copy.data if keep_h else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale if keep_h else x.new_empty(0, dtype=torch.float32),
         a_columnwise_copy.data if need_dfc2_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
-        fc1_weight_columnwise_copy.data
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc1_weight_columnwise_copy.scale if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
         n_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         n_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
+        fc1_weight_scale_used if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
+        fc2_weight_scale_used if keep_h else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -304,15 +301,15 @@ def check_backward(
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -327,33 +324,33 @@ def check_backward(
     checks.device(CELL, "norm_rstd", norm_rstd, "dy", dy)
     checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
     checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 2, "[F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(T, 16)]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 2, "[H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, 1, "[1]")
     checks.device(CELL, "n_columnwise", n_columnwise, "dy", dy)
     checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
     checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
     checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
+    checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[1]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, 1]")
@@ -361,10 +358,12 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -373,27 +372,18 @@ def check_backward(
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
     checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.leading(CELL, "h", h, 1, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -1, 1, "1")
     checks.size(CELL, "n_columnwise", n_columnwise, -2, H, "H (hidden)")
     checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
+    checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
 
@@ -403,15 +393,15 @@ def backward(
     x: steps.IfAsked,
     norm_weight: steps.IfAsked,
     norm_rstd: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
     n_columnwise: steps.IfAsked,
     n_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -422,24 +412,26 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = fc1_grad_output_amax_history = fc1_grad_output_scale = dn = (
-        steps.ABSENT
-    )
+    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = (
+        fc2_weight_columnwise_copy
+    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
+        fc1_grad_output_scale
+    ) = fc1_weight_columnwise_copy = dn = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    need_da = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-    need_dn = need_dx or need_dnorm_weight
+    need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+    need_fc1_weight_copies = need_dx or need_dnorm_weight
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -449,7 +441,7 @@ def backward(
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         steps.rows(dy),
         GRAD_OUTPUT,
-        rowwise=need_da,
+        rowwise=need_fc2_weight_copies,
         columnwise=need_dfc2_weight,
         scale=fc2_grad_output_scale,
         layout=LAYOUT,
@@ -465,25 +457,24 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_da:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(
-                dy_rowwise_copy,
-                quantized.Operand(
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    WEIGHT,
-                    (H, F),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc2_weight_scale_used,
+            layout=LAYOUT,
         )
-    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -493,25 +484,25 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_da:
+    # 5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    if need_fc2_weight_copies:
         dh = _act_backward(da, h)
-    # 5. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+    # 6. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
     #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    if need_da:
+    if need_fc2_weight_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             steps.rows(dh),
             GRAD_OUTPUT,
-            rowwise=need_dn,
+            rowwise=need_fc1_weight_copies,
             columnwise=need_dfc1_weight,
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_da:
+    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    if need_fc2_weight_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -519,25 +510,24 @@ def backward(
             GRAD_OUTPUT,
             grouped=False,
         )
-    # 6. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale -> dn
-    if need_dn:
-        dn = steps.with_leading(
-            quantized.gemm_dgrad(
-                dh_rowwise_copy,
-                quantized.Operand(
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    WEIGHT,
-                    (2 * F, H),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+    # 7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    if need_fc1_weight_copies:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc1_weight_scale_used,
+            layout=LAYOUT,
         )
-    # 7. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+    # 8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale -> dn
+    if need_fc1_weight_copies:
+        dn = steps.with_leading(
+            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    # 9. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
@@ -547,8 +537,8 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
-    if need_dn:
+    # 10. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+    if need_fc1_weight_copies:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
         )

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:27f2b0c8fc98789a
+# checksum sha256:db3ff205f5ecf9ac
 """grouped_linear__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split
 over ranks.
 
@@ -18,34 +18,33 @@ OPS = (
         name="grouped_linear__fp8_block__add_to_main_grad_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias"),
-        flags=2,
+        flags=1,
         mutated=0,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 1, 1),
         ways=(),
     ),
     Op(
         name="grouped_linear__fp8_block__add_to_main_grad_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!)? weight_main_grad, int flags, int ways) -> (Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor(a!)? weight_main_grad, int flags, "
+            "int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
             "weight_main_grad",
         ),
         flags=3,
         mutated=1,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4),
         asked=(1, 4),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:0f5ecf44c76ecc28
+# checksum sha256:6b65c56803f3aa50
 """grouped_mlp__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -19,23 +19,21 @@ OPS = (
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
             "Tensor? fc1_bias, Tensor? fc2_bias, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc1_weight", "fc2_weight", "split_sizes", "probs", "fc1_bias", "fc2_bias"),
         flags=5,
         mutated=0,
         saved=(),
-        asked=(0, 27, 27, 27, 4, 4, 1, 1, 2, 2),
+        asked=(0, 27, 4, 4, 2, 2),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_block__add_to_main_grad_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-            "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
+            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
             "Tensor(b!)? fc2_weight_main_grad, int flags, int ways) -> (Tensor, Tensor, Tensor, "
             "Tensor)"
         ),
@@ -43,13 +41,11 @@ OPS = (
             "dy",
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
             "fc1_weight_main_grad",
@@ -57,7 +53,7 @@ OPS = (
         ),
         flags=6,
         mutated=2,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11),
+        saved=(4, 6, 7, 8, 9),
         asked=(1, 8, 16, 32),
         ways=(),
     ),

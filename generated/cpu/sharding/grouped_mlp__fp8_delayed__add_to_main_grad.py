@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:e0165cb978654917
+# checksum sha256:8b4f3d267a1a29e0
 """grouped_mlp__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
 over ranks.
 
@@ -19,8 +19,7 @@ OPS = (
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
             "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "x",
@@ -35,17 +34,16 @@ OPS = (
         flags=6,
         mutated=1,
         saved=(),
-        asked=(0, 27, 27, 27, 4, 4, 1, 1, 2, 2),
+        asked=(0, 27, 4, 4, 2, 2, 1, 27),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed__add_to_main_grad_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-            "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
+            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
             "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, int flags, "
             "int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
@@ -53,22 +51,22 @@ OPS = (
             "dy",
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
             "fc1_weight_main_grad",
             "fc2_weight_main_grad",
         ),
         flags=6,
         mutated=3,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11),
+        saved=(4, 6, 7, 8, 9, 10, 11),
         asked=(1, 8, 16, 32),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:ad28b825f65b38fa
+# checksum sha256:89fd74f7c67acf8f
 """norm_mlp_swiglu__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -18,18 +18,18 @@ OPS = (
         schema=(
             "(Tensor x, Tensor norm_weight, Tensor fc1_weight, Tensor fc2_weight, "
             "Tensor? fc1_bias, Tensor? fc2_bias, int flags, int ways, float norm_eps) -> (Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "norm_weight", "fc1_weight", "fc2_weight", "fc1_bias", "fc2_bias"),
         flags=5,
         mutated=0,
         saved=(),
-        asked=(0, 3, 23, 23, 23, 8, 8, 3, 3, 4, 4),
+        asked=(0, 3, 23, 8, 8, 4, 4),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE),
-                results=(0, 0, 0, WHOLE, WHOLE, 1, 0, WHOLE, WHOLE, 1, 0),
+                results=(0, 0, 0, 1, 0, 1, 0),
                 sizes=((0, 0, -1, 128),),
             ),
         ),
@@ -37,38 +37,34 @@ OPS = (
     Op(
         name="norm_mlp_swiglu__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
-            "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
-            "Tensor? n_columnwise_scale, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
+            "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? n_columnwise, Tensor? n_columnwise_scale, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "x",
             "norm_weight",
             "norm_rstd",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
         ),
         flags=6,
         mutated=0,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        saved=(3, 5, 7, 8, 9, 10),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, 0, 0, WHOLE, WHOLE, 1, 0, WHOLE, WHOLE, 1, 0),
+                arguments=(0, 0, WHOLE, 0, WHOLE, 0, WHOLE, 1, 0, 1, 0),
                 results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (3, 0, None, 128), (4, 0, -1, 128)),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (3, 0, None, 128), (5, 0, -1, 128)),
             ),
         ),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:f2fd0cffe7e7733b
+# checksum sha256:f516805bddf531ba
 """norm_mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -19,7 +19,7 @@ OPS = (
             "(Tensor x, Tensor norm_weight, Tensor fc1_weight, Tensor fc2_weight, "
             "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, int flags, int ways, "
             "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "Tensor)"
         ),
         tensors=(
             "x",
@@ -33,17 +33,16 @@ OPS = (
         flags=6,
         mutated=1,
         saved=(),
-        asked=(0, 3, 23, 23, 23, 8, 8, 3, 3, 4, 4),
+        asked=(0, 3, 23, 8, 8, 4, 4, 3, 23),
         ways=(),
     ),
     Op(
         name="norm_mlp_swiglu__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
-            "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
-            "Tensor? n_columnwise_scale, Tensor(a!) backward_state, int flags, int ways, "
+            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
+            "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, int ways, "
             "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
@@ -51,20 +50,20 @@ OPS = (
             "x",
             "norm_weight",
             "norm_rstd",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        saved=(3, 5, 7, 8, 9, 10, 11, 12),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(),
     ),

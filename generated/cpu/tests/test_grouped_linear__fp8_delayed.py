@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d0c43863937f8964
+# checksum sha256:ef7d83fc0684b6d4
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -209,10 +209,9 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "weight_columnwise",
-                    "weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -223,10 +222,10 @@ def test_opcheck(device: str) -> None:
         kept,
         (
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "weight_scale_used",
             "backward_state",
         ),
     )

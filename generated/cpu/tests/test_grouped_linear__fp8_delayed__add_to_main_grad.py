@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:ed1f7b2b131a50c0
+# checksum sha256:206f2200050da03f
 """Tests of grouped_linear__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -217,10 +217,9 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "weight_columnwise",
-                    "weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -231,10 +230,10 @@ def test_opcheck(device: str) -> None:
         kept,
         (
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "weight_scale_used",
             "backward_state",
             "weight_main_grad",
         ),

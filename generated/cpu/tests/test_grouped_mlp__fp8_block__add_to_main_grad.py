@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:8eb40ef50b9f0a6e
+# checksum sha256:15f8cb581203014e
 """Tests of grouped_mlp__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -241,12 +241,8 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -260,13 +256,11 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
             "fc1_weight_main_grad",

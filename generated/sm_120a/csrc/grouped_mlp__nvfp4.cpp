@@ -2,7 +2,7 @@
 // from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:31dbebbcc515b9ad
+// checksum sha256:19540d24d7a1af07
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -28,7 +28,6 @@ constexpr const char* kCell = "grouped_mlp__nvfp4";
 constexpr Arch kArch{"sm_120a", 12, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -92,32 +91,19 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
-  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
-      || need_dfc1_bias;
   const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool keep_saved_amaxes = need_dfc1_weight || need_dfc2_weight;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise =
-      empty({E, F, align(H, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale =
-      empty({E, ceildiv(F, 128), ceildiv(H, 64), 32, 4, 4}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> saved_amaxes;
-  if (need_any) saved_amaxes = empty({4, E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale =
       empty({ceildiv(F, 128), 2 * (T / 128 + E), 32, 4, 4}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale =
-      empty({E, ceildiv(H, 128), ceildiv(2 * F, 64), 32, 4, 4}, ScalarType::Float8_e4m3fn, x);
+  std::optional<Tensor> saved_amaxes;
+  if (keep_saved_amaxes) saved_amaxes = empty({2, E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
@@ -133,7 +119,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       // fc1_weight_rowwise_scale
       {padded(4 * 4 * 32 * E * ceildiv(2 * F, 128) * ceildiv(H, 64)), 2, 3},
       {padded(4 * E), 2, 3},  // fc1_weight_rowwise_amax
-      {padded(4 * 384 * 2 * E), 2, 2},  // fc1_weight_partial_amax
+      {padded(4 * 384 * E), 2, 2},  // fc1_weight_partial_amax
       {padded(2 * T * F), 4, 5},  // a
       {padded(T * (align(F, 32) / 2)), 5, 7},  // a_rowwise
       {padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(F, 64)), 5, 7},  // a_rowwise_scale
@@ -143,14 +129,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       // fc2_weight_rowwise_scale
       {padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(F, 64)), 6, 7},
       {padded(4 * E), 6, 7},  // fc2_weight_rowwise_amax
-      {padded(4 * 384 * 2 * E), 6, 6},  // fc2_weight_partial_amax
+      {padded(4 * 384 * E), 6, 6},  // fc2_weight_partial_amax
       {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
   }};
   const std::array regions{
       region(a_columnwise, /*before=*/5),
       region(a_columnwise_scale, /*before=*/5),
-      region(fc2_weight_columnwise, /*before=*/6),
-      region(fc2_weight_columnwise_scale, /*before=*/6),
       region(y, /*before=*/7),
   };
   const Workspace workspace(lives, x, regions);
@@ -172,11 +156,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc2_weight_rowwise_amax = workspace[15];
   void* const fc2_weight_partial_amax = workspace[16];
   void* const h = keep_h ? writable(h_kept) : workspace[17];
-  void* const fc2_weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
-  void* const a_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
-  void* const fc1_weight_columnwise_amax = need_any
-      ? floats(writable(saved_amaxes)) + 2 * E : nullptr;
-  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + 3 * E : nullptr;
+  void* const a_columnwise_amax = keep_saved_amaxes ? floats(writable(saved_amaxes)) : nullptr;
+  void* const x_columnwise_amax = keep_saved_amaxes ? floats(writable(saved_amaxes)) + E : nullptr;
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -200,8 +181,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e2m1_nv_1x16_hadamard_atoms(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-  //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
+  //    fc1_weight_rowwise_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -214,10 +194,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 32) / 2;
     arguments.rowwise_amax = floats(writable(fc1_weight_rowwise_amax));
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
-    arguments.columnwise_amax = floats(need_dx ? writable(fc1_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
   }
@@ -271,8 +247,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e2m1_nv_1x16_hadamard_atoms(io, arguments, stream));
   }
   // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-  //    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  //    fc2_weight_rowwise_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -285,10 +260,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 32) / 2;
     arguments.rowwise_amax = floats(writable(fc2_weight_rowwise_amax));
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 32) / 2;
-    arguments.columnwise_amax = floats(keep_h ? writable(fc2_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
   }
@@ -309,8 +280,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(fc2_weight_rowwise_amax)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+  return {y, h_kept, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise,
       x_columnwise_scale};
 }
 
@@ -318,14 +288,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
-    std::optional<Tensor> saved_amaxes,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
+    std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     Tensor rng_state,
@@ -344,22 +312,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 32) // 2]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 6, true,
-      "[E, ceildiv(F, 128), ceildiv(H, 64), 32, 4, 4]");
-  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
-  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
-  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[4, E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -368,16 +329,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 5, true,
       "[ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 32) // 2]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 6, true,
-      "[E, ceildiv(H, 128), ceildiv(2 * F, 64), 32, 4, 4]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -393,26 +347,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 32) / 2,
-      "align(H, 32) // 2");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -6, E,
-      "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -5,
-      ceildiv(F, 128), "ceildiv(F, 128)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -4,
-      ceildiv(H, 64), "ceildiv(H, 64)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, 32,
-      "32");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 4, "4");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
       "align(128 * (T // 128 + E), 32) // 2");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -5, ceildiv(F, 128),
@@ -422,20 +366,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -3, 32, "32");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, 4, "4");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 32) / 2,
-      "align(2 * F, 32) // 2");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -6, E,
-      "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -5,
-      ceildiv(H, 128), "ceildiv(H, 128)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -4,
-      ceildiv(2 * F, 64), "ceildiv(2 * F, 64)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, 32,
-      "32");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
       "align(128 * (T // 128 + E), 32) // 2");
@@ -459,17 +391,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
-  const auto saved_amaxes_dense = dense(saved_amaxes);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
@@ -478,40 +408,54 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 18> lives{{
-      {need_da ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
+  const std::array<Lifetime, 26> lives{{
+      {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
-      {need_da ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(H, 64)) : kUnwanted, 1, 2},
-      {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_amax
+      {need_fc2_weight_copies
+          ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(H, 64)) : kUnwanted, 1, 3},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_amax
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(H * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 1, 4},
       // dy_columnwise_scale
       {need_dfc2_weight
-          ? padded(4 * 4 * 32 * ceildiv(H, 128) * 2 * (T / 128 + E)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_amax
+          ? padded(4 * 4 * 32 * ceildiv(H, 128) * 2 * (T / 128 + E)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_amax
       {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 4, 5},  // dh
-      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 5, 6},  // dh_rowwise
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * (align(H, 32) / 2)) : kUnwanted, 2, 3},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies
+          ? padded(4 * 4 * 32 * E * ceildiv(F, 128) * ceildiv(H, 64)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_amax
+      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 5, 6},  // dh
+      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 6, 8},  // dh_rowwise
       // dh_rowwise_scale
-      {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 64)) : kUnwanted, 5, 6},
-      {need_dx ? padded(4 * E) : kUnwanted, 5, 6},  // dh_rowwise_amax
+      {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 64)) : kUnwanted, 6, 8},
+      {need_dx ? padded(4 * E) : kUnwanted, 6, 8},  // dh_rowwise_amax
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 5, 7},
+      {need_dfc1_weight ? padded(2 * F * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 6, 9},
       // dh_columnwise_scale
       {need_dfc1_weight
-          ? padded(4 * 4 * 32 * ceildiv(2 * F, 128) * 2 * (T / 128 + E)) : kUnwanted, 5, 7},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 5, 7},  // dh_columnwise_amax
-      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 5, 5},  // dh_partial_amax
+          ? padded(4 * 4 * 32 * ceildiv(2 * F, 128) * 2 * (T / 128 + E)) : kUnwanted, 6, 9},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 6, 9},  // dh_columnwise_amax
+      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 6, 6},  // dh_partial_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 6, 6},
+      // fc1_weight_columnwise
+      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 7, 8},
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 64)) : kUnwanted, 7, 8},
+      {need_dx ? padded(4 * E) : kUnwanted, 7, 8},  // fc1_weight_columnwise_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 7, 7},  // fc1_weight_partial_amax
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dfc1_bias, /*before=*/5),
-      region(dx, /*before=*/6),
-      region(dfc1_weight, /*before=*/7),
+      region(dfc2_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/6),
+      region(dx, /*before=*/8),
+      region(dfc1_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -522,24 +466,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise_amax = workspace[5];
   void* const dy_partial_amax = workspace[6];
   void* const dy_row_sums = workspace[7];
-  void* const da = workspace[8];
-  void* const dh = workspace[9];
-  void* const dh_rowwise = workspace[10];
-  void* const dh_rowwise_scale = workspace[11];
-  void* const dh_rowwise_amax = workspace[12];
-  void* const dh_columnwise = workspace[13];
-  void* const dh_columnwise_scale = workspace[14];
-  void* const dh_columnwise_amax = workspace[15];
-  void* const dh_partial_amax = workspace[16];
-  void* const dh_row_sums = workspace[17];
-  const float* const fc2_weight_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  void* const fc2_weight_columnwise = workspace[8];
+  void* const fc2_weight_columnwise_scale = workspace[9];
+  void* const fc2_weight_columnwise_amax = workspace[10];
+  void* const fc2_weight_partial_amax = workspace[11];
+  void* const da = workspace[12];
+  void* const dh = workspace[13];
+  void* const dh_rowwise = workspace[14];
+  void* const dh_rowwise_scale = workspace[15];
+  void* const dh_rowwise_amax = workspace[16];
+  void* const dh_columnwise = workspace[17];
+  void* const dh_columnwise_scale = workspace[18];
+  void* const dh_columnwise_amax = workspace[19];
+  void* const dh_partial_amax = workspace[20];
+  void* const dh_row_sums = workspace[21];
+  void* const fc1_weight_columnwise = workspace[22];
+  void* const fc1_weight_columnwise_scale = workspace[23];
+  void* const fc1_weight_columnwise_amax = workspace[24];
+  void* const fc1_weight_partial_amax = workspace[25];
   const float* const a_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
-  const float* const fc1_weight_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + 2 * E : nullptr;
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
   const float* const x_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + 3 * E : nullptr;
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
@@ -552,10 +500,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 128;
-    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 32) / 2;
-    arguments.rowwise_amax = floats(need_da ? writable(dy_rowwise_amax) : nullptr);
+    arguments.rowwise_amax = floats(need_fc2_weight_copies ? writable(dy_rowwise_amax) : nullptr);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
         ? writable(dy_columnwise_scale) : nullptr;
@@ -568,26 +517,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, fc2_weight_columnwise,
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 128;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 32) / 2;
+      arguments.columnwise_amax = floats(writable(fc2_weight_columnwise_amax));
+      arguments.partial_amax = floats(fc2_weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, split_sizes -> da
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_nv_mma_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32(io,
               ScaledGemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(da),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 32) / 2,
                   /*pitch_b=*/align(H, 32) / 2,
                   /*scale_a=*/pointer(dy_rowwise_scale),
-                  /*scale_b=*/pointer(fc2_weight_columnwise_scale_dense),
+                  /*scale_b=*/pointer(fc2_weight_columnwise_scale),
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(fc2_weight_columnwise_amax),
+                  /*amax_b=*/floats(pointer(fc2_weight_columnwise_amax)),
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
+  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
   //    a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -606,8 +574,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
+  // 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
@@ -620,7 +588,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 5. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  // 6. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
   //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
   //    dh_row_sums
   if (need_dh_copies) {
@@ -649,26 +617,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
     }
   }
-  // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+  // 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 128;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
+      arguments.columnwise_amax = floats(writable(fc1_weight_columnwise_amax));
+      arguments.partial_amax = floats(fc1_weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
+    }
+  }
+  // 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_nv_mma_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32(io,
               ScaledGemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 32) / 2,
                   /*pitch_b=*/align(2 * F, 32) / 2,
                   /*scale_a=*/pointer(dh_rowwise_scale),
-                  /*scale_b=*/pointer(fc1_weight_columnwise_scale_dense),
+                  /*scale_b=*/pointer(fc1_weight_columnwise_scale),
                   /*amax_a=*/floats(pointer(dh_rowwise_amax)),
-                  /*amax_b=*/floats(fc1_weight_columnwise_amax),
+                  /*amax_b=*/floats(pointer(fc1_weight_columnwise_amax)),
               },
               stream));
   }
-  // 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+  // 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

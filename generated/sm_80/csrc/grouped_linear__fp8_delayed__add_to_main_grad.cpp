@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:fa3f0152345b1a79
+// checksum sha256:b6ebee7411b39335
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -13,6 +13,7 @@
 #include "dispatch/gemm_decoded_mma_dgrad_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_fprop_tensor_tensor.h"
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor_add.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -28,7 +29,7 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "grouped_linear__fp8_delayed__add_to_main_grad";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
@@ -78,26 +79,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const auto bias_dense = dense(bias);
   const bool need_any = need_dx || need_dweight || need_dbias;
   const Tensor y = empty({T, N}, io, x);
-  const Tensor weight_columnwise = need_dx
-      ? empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor weight_columnwise_scale = need_dx
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dweight
       ? empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dweight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor weight_scale_used = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 6> lives{{
-      {padded(T * align(K, 16)), 1, 2},  // x_rowwise
-      {padded(4 * E), 1, 4},  // x_rowwise_scale
-      {padded(E * N * align(K, 16)), 1, 3},  // weight_rowwise
-      {padded(4 * E), 1, 4},  // weight_rowwise_scale
-      {padded(2 * T * K), 2, 4},  // x_rowwise_decoded
-      {padded(2 * E * N * K), 3, 4},  // weight_rowwise_decoded
+      {padded(T * align(K, 16)), 2, 3},  // x_rowwise
+      {padded(4 * E), 2, 5},  // x_rowwise_scale
+      {padded(E * N * align(K, 16)), 2, 4},  // weight_rowwise
+      {padded(4 * E), 2, 5},  // weight_rowwise_scale
+      {padded(2 * T * K), 3, 5},  // x_rowwise_decoded
+      {padded(2 * E * N * K), 4, 5},  // weight_rowwise_decoded
   }};
   const std::array regions{
-      region(y, /*before=*/4),
+      region(y, /*before=*/5),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
@@ -112,10 +110,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   float* const weight_scale = floats(writable(forward_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize_several: x, split_sizes, input_amax_history, input_scale, weight,
+  // 1. snapshot: weight_scale -> weight_scale_used
+  if (need_dx) {
+    check(kCell, copy_memory(writable(weight_scale_used), weight_scale, 4 * E, stream));
+  }
+  // 2. quantize_several: x, split_sizes, input_amax_history, input_scale, weight,
   //    weight_amax_history, weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise,
-  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale, weight_columnwise,
-  //    weight_columnwise_scale
+  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -148,10 +149,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.steps[1].quantize.rowwise.data = writable(weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(K, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(N, 16);
     arguments.steps[1].state.history = weight_amax_history;
     arguments.steps[1].state.scale = weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -164,7 +161,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. dequantize: x_rowwise -> x_rowwise_decoded
+  // 3. dequantize: x_rowwise -> x_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(x_rowwise);
@@ -175,7 +172,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.pitch = align(K, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 3. dequantize: weight_rowwise -> weight_rowwise_decoded
+  // 4. dequantize: weight_rowwise -> weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(weight_rowwise);
@@ -186,7 +183,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.pitch = align(K, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_scale,
+  // 5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_scale,
   //    weight_rowwise_scale, bias, split_sizes -> y
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
@@ -201,16 +198,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
                 /*scale_b=*/floats(pointer(weight_rowwise_scale)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale, weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> weight_scale_used,
     Tensor backward_state,
     std::optional<Tensor> weight_main_grad,
     bool need_dx,
@@ -222,12 +219,9 @@ std::tuple<Tensor, Tensor> backward(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -235,6 +229,9 @@ std::tuple<Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "weight_scale_used", given(weight_scale_used), "dy", dy);
+  check_dtype(kCell, "weight_scale_used", given(weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "weight_scale_used", given(weight_scale_used), 1, true, "[E]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, E]");
@@ -246,17 +243,14 @@ std::tuple<Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : x_columnwise ? extent(*x_columnwise, -2) : weight_main_grad ? extent(*weight_main_grad, -1)
-      : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
-      "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, E,
-      "E (num_groups)");
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
+      : weight_main_grad ? extent(*weight_main_grad, -1) : 0;
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "weight_scale_used", given(weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_size(kCell, "weight_main_grad", given(weight_main_grad), -3, E, "E (num_groups)");
@@ -272,27 +266,29 @@ std::tuple<Tensor, Tensor> backward(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto weight_scale_used_dense = dense(weight_scale_used);
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 10> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
-      {need_dweight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_scale
+  const std::array<Lifetime, 12> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
+      {need_dweight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * T * N) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 2, 5},  // weight_columnwise_scale
+      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
       // dy_columnwise_decoded
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 5, 7},
-      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
+      {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
+      region(dx, /*before=*/5),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -300,11 +296,13 @@ std::tuple<Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const weight_columnwise_decoded = workspace[6];
-  void* const dy_columnwise_decoded = workspace[7];
-  void* const dy_padded_sizes = workspace[8];
-  void* const x_columnwise_decoded = workspace[9];
+  void* const weight_columnwise = workspace[5];
+  void* const weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const weight_columnwise_decoded = workspace[8];
+  void* const dy_columnwise_decoded = workspace[9];
+  void* const dy_padded_sizes = workspace[10];
+  void* const x_columnwise_decoded = workspace[11];
   float* const grad_output_amax_history = floats(writable(backward_state));
   float* const grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   DelayedArguments due{};
@@ -338,7 +336,24 @@ std::tuple<Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      arguments.quantize.scale = floats(pointer(weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -351,11 +366,11 @@ std::tuple<Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: weight_columnwise -> weight_columnwise_decoded
+  // 4. dequantize: weight_columnwise -> weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise_dense);
+      arguments.data = pointer(weight_columnwise);
       arguments.output = writable(weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = K;
@@ -364,7 +379,7 @@ std::tuple<Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
   //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -377,11 +392,11 @@ std::tuple<Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(weight_columnwise_scale)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -398,7 +413,7 @@ std::tuple<Tensor, Tensor> backward(
           dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  // 7. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -414,7 +429,7 @@ std::tuple<Tensor, Tensor> backward(
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
   //    x_columnwise_scale, weight_main_grad, dy_padded_sizes -> weight_main_grad
   if (need_dweight) {
     check(kCell,

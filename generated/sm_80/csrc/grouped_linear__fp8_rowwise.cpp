@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:926c1a7debaadc3d
+// checksum sha256:60619321ab5bb684
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -24,13 +24,11 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "grouped_linear__fp8_rowwise";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    bool need_dx,
     bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -65,16 +63,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
   const Tensor y = empty({T, N}, io, x);
-  std::optional<Tensor> weight_columnwise;
-  if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale = empty({E, K}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({E, K}, ScalarType::Float, x);
-  const std::array<Lifetime, 10> lives{{
+  const std::array<Lifetime, 9> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
       {padded(4 * T), 1, 5},  // x_rowwise_scale
       {padded(4 * T), 1, 1},  // x_row_amax
@@ -82,13 +76,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * N * align(K, 16)), 2, 4},  // weight_rowwise
       {padded(4 * E * N), 2, 5},  // weight_rowwise_scale
       {padded(4 * E * N), 2, 2},  // weight_row_amax
-      {padded(4 * E * K), 2, 2},  // weight_column_amax
       {padded(2 * T * K), 3, 5},  // x_rowwise_decoded
       {padded(2 * E * N * K), 4, 5},  // weight_rowwise_decoded
   }};
   const std::array regions{
-      region(weight_columnwise, /*before=*/2),
-      region(weight_columnwise_scale, /*before=*/2),
       region(y, /*before=*/5),
   };
   const Workspace workspace(lives, x, regions);
@@ -99,9 +90,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_rowwise = workspace[4];
   void* const weight_rowwise_scale = workspace[5];
   void* const weight_row_amax = workspace[6];
-  void* const weight_column_amax = workspace[7];
-  void* const x_rowwise_decoded = workspace[8];
-  void* const weight_rowwise_decoded = workspace[9];
+  void* const x_rowwise_decoded = workspace[7];
+  void* const weight_rowwise_decoded = workspace[8];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
   //    x_row_amax, x_column_amax
@@ -123,8 +113,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.column_amax = floats(writable(x_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
-  //    weight_columnwise_scale, weight_row_amax, weight_column_amax
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_row_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -136,11 +125,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(weight_rowwise);
     arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 16);
     arguments.row_amax = floats(writable(weight_row_amax));
-    arguments.column_amax = floats(writable(weight_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise -> x_rowwise_decoded
@@ -180,14 +165,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(weight_rowwise_scale)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -199,12 +183,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 2, true, "[E, K]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -215,15 +196,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : weight_columnwise_scale ? extent(*weight_columnwise_scale, -1)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
-      "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, E,
-      "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, E, "E (num_groups)");
@@ -237,8 +213,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   std::optional<Tensor> dx;
@@ -247,24 +222,27 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   if (need_dweight) dweight = empty({E, N, K}, io, dy);
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
-  const std::array<Lifetime, 12> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4 * T) : kUnwanted, 1, 4},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
-      {need_dweight ? padded(4 * E * N) : kUnwanted, 1, 7},  // dy_columnwise_scale
+  const std::array<Lifetime, 15> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(4 * T) : kUnwanted, 1, 5},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
+      {need_dweight ? padded(4 * E * N) : kUnwanted, 1, 8},  // dy_columnwise_scale
       {padded(4 * T), 1, 1},  // dy_row_amax
       {padded(4 * E * N), 1, 1},  // dy_column_amax
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * T * N) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
+      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 5},  // weight_columnwise_scale
+      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 2},  // weight_column_amax
+      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
       // dy_columnwise_decoded
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 5, 7},
-      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
+      {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
-      region(dweight, /*before=*/7),
+      region(dx, /*before=*/5),
+      region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -274,11 +252,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_row_amax = workspace[4];
   void* const dy_column_amax = workspace[5];
   void* const dy_row_sums = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const weight_columnwise_decoded = workspace[8];
-  void* const dy_columnwise_decoded = workspace[9];
-  void* const dy_padded_sizes = workspace[10];
-  void* const x_columnwise_decoded = workspace[11];
+  void* const weight_columnwise = workspace[7];
+  void* const weight_columnwise_scale = workspace[8];
+  void* const weight_column_amax = workspace[9];
+  void* const dy_rowwise_decoded = workspace[10];
+  void* const weight_columnwise_decoded = workspace[11];
+  void* const dy_columnwise_decoded = workspace[12];
+  void* const dy_padded_sizes = workspace[13];
+  void* const x_columnwise_decoded = workspace[14];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_row_amax, dy_column_amax, dbias, dy_row_sums
@@ -302,7 +283,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_column_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      arguments.column_amax = floats(writable(weight_column_amax));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -315,11 +313,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: weight_columnwise -> weight_columnwise_decoded
+  // 4. dequantize: weight_columnwise -> weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise_dense);
+      arguments.data = pointer(weight_columnwise);
       arguments.output = writable(weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = K;
@@ -328,7 +326,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
   //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -341,11 +339,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(weight_columnwise_scale)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -362,7 +360,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  // 7. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -378,7 +376,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
   //    x_columnwise_scale, dy_padded_sizes -> dweight
   if (need_dweight) {
     check(kCell,

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:c30bce00bb035cbb
+// checksum sha256:63c199ab16701dd2
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -17,6 +17,7 @@
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor_add.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -32,7 +33,7 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "grouped_mlp__fp8_delayed__add_to_main_grad";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -109,45 +110,39 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   const Tensor h_kept = keep_h ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
-  const Tensor fc2_weight_columnwise = keep_h
-      ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc2_weight_columnwise_scale = keep_h
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor a_columnwise = need_dfc2_weight
       ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor a_columnwise_scale = need_dfc2_weight
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor fc1_weight_columnwise = need_dx
-      ? empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc1_weight_columnwise_scale = need_dx
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight
       ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc1_weight_scale_used = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc2_weight_scale_used = keep_h
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 13> lives{{
-      {padded(T * align(H, 16)), 1, 2},  // x_rowwise
-      {padded(4 * E), 1, 4},  // x_rowwise_scale
-      {padded(E * 2 * F * align(H, 16)), 1, 3},  // fc1_weight_rowwise
-      {padded(4 * E), 1, 4},  // fc1_weight_rowwise_scale
-      {padded(E * H * align(F, 16)), 1, 7},  // fc2_weight_rowwise
-      {padded(4 * E), 1, 8},  // fc2_weight_rowwise_scale
-      {padded(2 * T * H), 2, 4},  // x_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_rowwise_decoded
-      {padded(T * align(F, 16)), 5, 6},  // a_rowwise
-      {padded(4 * E), 5, 8},  // a_rowwise_scale
-      {padded(2 * T * F), 6, 8},  // a_rowwise_decoded
-      {padded(2 * E * H * F), 7, 8},  // fc2_weight_rowwise_decoded
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 4, 5},  // h
+      {padded(T * align(H, 16)), 3, 4},  // x_rowwise
+      {padded(4 * E), 3, 6},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 3, 5},  // fc1_weight_rowwise
+      {padded(4 * E), 3, 6},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 3, 9},  // fc2_weight_rowwise
+      {padded(4 * E), 3, 10},  // fc2_weight_rowwise_scale
+      {padded(2 * T * H), 4, 6},  // x_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 5, 6},  // fc1_weight_rowwise_decoded
+      {padded(T * align(F, 16)), 7, 8},  // a_rowwise
+      {padded(4 * E), 7, 10},  // a_rowwise_scale
+      {padded(2 * T * F), 8, 10},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 9, 10},  // fc2_weight_rowwise_decoded
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 6, 7},  // h
   }};
   const std::array regions{
-      region(h_kept, /*before=*/4),
-      region(a_columnwise, /*before=*/5),
-      region(y, /*before=*/8),
+      region(h_kept, /*before=*/6),
+      region(a_columnwise, /*before=*/7),
+      region(y, /*before=*/10),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
@@ -173,12 +168,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+  // 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+  if (need_dx) {
+    check(kCell, copy_memory(writable(fc1_weight_scale_used), fc1_weight_scale, 4 * E, stream));
+  }
+  // 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+  if (keep_h) {
+    check(kCell, copy_memory(writable(fc2_weight_scale_used), fc2_weight_scale, 4 * E, stream));
+  }
+  // 3. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
   //    fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
   //    fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-  //    fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -212,11 +213,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[1].state.history = fc1_weight_amax_history;
     arguments.steps[1].state.scale = fc1_weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -234,11 +230,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[2].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[2].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
     arguments.steps[2].state.history = fc2_weight_amax_history;
     arguments.steps[2].state.scale = fc2_weight_scale;
     arguments.steps[2].state.slots = 1024;
@@ -250,7 +241,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.count = 3;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. dequantize: x_rowwise -> x_rowwise_decoded
+  // 4. dequantize: x_rowwise -> x_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(x_rowwise);
@@ -261,7 +252,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 3. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  // 5. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc1_weight_rowwise);
@@ -272,7 +263,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+  // 6. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
   //    fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
@@ -287,7 +278,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  // 7. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
   //    -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) *
   //    up * scales)
   {
@@ -320,7 +311,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 6. dequantize: a_rowwise -> a_rowwise_decoded
+  // 8. dequantize: a_rowwise -> a_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(a_rowwise);
@@ -331,7 +322,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 7. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  // 9. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc2_weight_rowwise);
@@ -342,8 +333,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
-  //    fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
+  // 10. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  //     fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
             DecodedGemmArguments{
@@ -357,24 +348,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale,
+      fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
+    std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     std::optional<Tensor> fc1_weight_main_grad,
     std::optional<Tensor> fc2_weight_main_grad,
@@ -393,19 +383,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
-      "[E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -413,16 +399,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
-      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -430,6 +406,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
+  check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[E]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
@@ -445,31 +427,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : h ? extent(*h, -1) / 2
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2
       : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
@@ -489,57 +467,62 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dprobs = need_dprobs
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 22> lives{{
-      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dy_rowwise_decoded ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_scale
+  const std::array<Lifetime, 26> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 8, 11},  // dh_rowwise_scale
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 9, 13},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 12},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 8, 14},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 9, 14},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 9, 16},  // dh_columnwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 8, 8},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 8, 8},  // dprobs_row_partials
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 9, 11},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 9, 9},  // dprobs_row_partials
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 10, 12},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 10, 13},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 12, 13},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 12, 14},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 12, 14},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 14, 16},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 14, 16},  // dh_padded_sizes
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 13, 14},
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 15, 16},
   }};
   const std::array regions{
-      region(dfc1_bias, /*before=*/8),
-      region(dx, /*before=*/11),
+      region(dfc1_bias, /*before=*/9),
+      region(dx, /*before=*/13),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -547,23 +530,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc2_weight_columnwise_decoded = workspace[6];
-  void* const da = workspace[7];
-  void* const dy_columnwise_decoded = workspace[8];
-  void* const dy_padded_sizes = workspace[9];
-  void* const a_columnwise_decoded = workspace[10];
-  void* const dh_rowwise = workspace[11];
-  void* const dh_rowwise_scale = workspace[12];
-  void* const dh_columnwise = workspace[13];
-  void* const dh_columnwise_scale = workspace[14];
-  void* const dh_row_sums = workspace[15];
-  void* const dprobs_row_partials = workspace[16];
-  void* const dh_rowwise_decoded = workspace[17];
-  void* const fc1_weight_columnwise_decoded = workspace[18];
-  void* const dh_columnwise_decoded = workspace[19];
-  void* const dh_padded_sizes = workspace[20];
-  void* const x_columnwise_decoded = workspace[21];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const fc2_weight_columnwise_decoded = workspace[8];
+  void* const da = workspace[9];
+  void* const dy_columnwise_decoded = workspace[10];
+  void* const dy_padded_sizes = workspace[11];
+  void* const a_columnwise_decoded = workspace[12];
+  void* const dh_rowwise = workspace[13];
+  void* const dh_rowwise_scale = workspace[14];
+  void* const dh_columnwise = workspace[15];
+  void* const dh_columnwise_scale = workspace[16];
+  void* const dh_row_sums = workspace[17];
+  void* const dprobs_row_partials = workspace[18];
+  void* const fc1_weight_columnwise = workspace[19];
+  void* const fc1_weight_columnwise_scale = workspace[20];
+  void* const dh_rowwise_decoded = workspace[21];
+  void* const fc1_weight_columnwise_decoded = workspace[22];
+  void* const dh_columnwise_decoded = workspace[23];
+  void* const dh_padded_sizes = workspace[24];
+  void* const x_columnwise_decoded = workspace[25];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
@@ -580,8 +567,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -601,8 +588,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -614,11 +619,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = F;
@@ -627,9 +632,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad_tensor_tensor(io,
               DecodedGemmArguments{
@@ -640,11 +645,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -661,7 +666,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  // 7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -677,7 +682,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
   //    a_columnwise_scale, fc2_weight_main_grad, dy_padded_sizes -> fc2_weight_main_grad
   if (need_dfc2_weight) {
     check(kCell,
@@ -694,11 +699,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 8. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  // 9. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
   //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
   //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
   //    scales)
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands =
@@ -736,7 +741,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 9. dequantize: dh_rowwise -> dh_rowwise_decoded
+  // 10. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //     fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 11. dequantize: dh_rowwise -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -749,11 +772,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 10. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  // 12. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = H;
@@ -762,7 +785,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  // 13. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
   //     fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -775,11 +798,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 12. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 14. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -796,7 +819,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 13. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  // 15. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -812,7 +835,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  // 16. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
   //     x_columnwise_scale, fc1_weight_main_grad, dh_padded_sizes -> fc1_weight_main_grad
   if (need_dfc1_weight) {
     check(kCell,

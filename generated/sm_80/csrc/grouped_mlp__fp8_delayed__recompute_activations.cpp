@@ -4,7 +4,7 @@
 //      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:6dd34267963505a9
+// checksum sha256:85b6d402e589ae7e
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -18,6 +18,7 @@
 #include "dispatch/gemm_decoded_mma_wgrad_tensor_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -33,7 +34,7 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "grouped_mlp__fp8_delayed__recompute_activations";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -109,45 +110,39 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       || need_dfc1_bias || need_dfc2_bias;
   const bool keep_h = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
       || need_dfc1_bias;
-  const bool keep_fc2_weight_columnwise = need_dx || need_dfc1_weight || need_dprobs
+  const bool keep_fc2_weight_scale_used = need_dx || need_dfc1_weight || need_dprobs
       || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   const Tensor h_kept = keep_h ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
-  const Tensor fc2_weight_columnwise = keep_fc2_weight_columnwise
-      ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc2_weight_columnwise_scale = keep_fc2_weight_columnwise
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor fc1_weight_columnwise = need_dx
-      ? empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc1_weight_columnwise_scale = need_dx
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight
       ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc1_weight_scale_used = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor fc2_input_scale_used = need_dfc2_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc2_weight_scale_used = keep_fc2_weight_scale_used
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 13> lives{{
-      {padded(T * align(H, 16)), 1, 2},  // x_rowwise
-      {padded(4 * E), 1, 4},  // x_rowwise_scale
-      {padded(E * 2 * F * align(H, 16)), 1, 3},  // fc1_weight_rowwise
-      {padded(4 * E), 1, 4},  // fc1_weight_rowwise_scale
-      {padded(E * H * align(F, 16)), 1, 8},  // fc2_weight_rowwise
-      {padded(4 * E), 1, 9},  // fc2_weight_rowwise_scale
-      {padded(2 * T * H), 2, 4},  // x_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_rowwise_decoded
-      {padded(T * align(F, 16)), 6, 7},  // a_rowwise
-      {padded(4 * E), 6, 9},  // a_rowwise_scale
-      {padded(2 * T * F), 7, 9},  // a_rowwise_decoded
-      {padded(2 * E * H * F), 8, 9},  // fc2_weight_rowwise_decoded
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 4, 6},  // h
+      {padded(T * align(H, 16)), 4, 5},  // x_rowwise
+      {padded(4 * E), 4, 7},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 4, 6},  // fc1_weight_rowwise
+      {padded(4 * E), 4, 7},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 4, 10},  // fc2_weight_rowwise
+      {padded(4 * E), 4, 11},  // fc2_weight_rowwise_scale
+      {padded(2 * T * H), 5, 7},  // x_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 6, 7},  // fc1_weight_rowwise_decoded
+      {padded(T * align(F, 16)), 8, 9},  // a_rowwise
+      {padded(4 * E), 8, 11},  // a_rowwise_scale
+      {padded(2 * T * F), 9, 11},  // a_rowwise_decoded
+      {padded(2 * E * H * F), 10, 11},  // fc2_weight_rowwise_decoded
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 7, 8},  // h
   }};
   const std::array regions{
-      region(h_kept, /*before=*/4),
-      region(y, /*before=*/9),
+      region(h_kept, /*before=*/7),
+      region(y, /*before=*/11),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
@@ -173,12 +168,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+  // 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+  if (need_dx) {
+    check(kCell, copy_memory(writable(fc1_weight_scale_used), fc1_weight_scale, 4 * E, stream));
+  }
+  // 2. snapshot: fc2_input_scale -> fc2_input_scale_used
+  if (need_dfc2_weight) {
+    check(kCell, copy_memory(writable(fc2_input_scale_used), fc2_input_scale, 4 * E, stream));
+  }
+  // 3. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+  if (keep_fc2_weight_scale_used) {
+    check(kCell, copy_memory(writable(fc2_weight_scale_used), fc2_weight_scale, 4 * E, stream));
+  }
+  // 4. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
   //    fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
   //    fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-  //    fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -212,11 +217,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[1].state.history = fc1_weight_amax_history;
     arguments.steps[1].state.scale = fc1_weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -234,11 +234,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[2].quantize.columnwise.data = keep_fc2_weight_columnwise
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[2].quantize.columnwise.scale = keep_fc2_weight_columnwise
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
     arguments.steps[2].state.history = fc2_weight_amax_history;
     arguments.steps[2].state.scale = fc2_weight_scale;
     arguments.steps[2].state.slots = 1024;
@@ -250,7 +245,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.count = 3;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. dequantize: x_rowwise -> x_rowwise_decoded
+  // 5. dequantize: x_rowwise -> x_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(x_rowwise);
@@ -261,7 +256,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 3. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  // 6. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc1_weight_rowwise);
@@ -272,7 +267,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+  // 7. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
   //    fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
@@ -287,11 +282,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 5. snapshot: fc2_input_scale -> fc2_input_scale_used
-  if (need_dfc2_weight) {
-    check(kCell, copy_memory(writable(fc2_input_scale_used), fc2_input_scale, 4 * E, stream));
-  }
-  // 6. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  // 8. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
   //    -> a_rowwise, a_rowwise_scale  (y = gate * sigmoid(gate) * up * scales)
   {
     PointwiseQuantizeArguments arguments{};
@@ -319,7 +310,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 7. dequantize: a_rowwise -> a_rowwise_decoded
+  // 9. dequantize: a_rowwise -> a_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(a_rowwise);
@@ -330,7 +321,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 8. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  // 10. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc2_weight_rowwise);
@@ -341,8 +332,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.pitch = align(F, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
-  //    fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
+  // 11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  //     fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
             DecodedGemmArguments{
@@ -356,22 +347,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_columnwise,
-      fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, fc2_input_scale_used};
+  return {y, h_kept, x_columnwise, x_columnwise_scale, fc1_weight_scale_used, fc2_input_scale_used,
+      fc2_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
     std::optional<Tensor> fc2_input_scale_used,
+    std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -388,29 +379,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
-      "[E]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
-      "[E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -418,9 +395,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
   check_device(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), "dy", dy);
   check_dtype(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), ScalarType::Float);
   check_rank(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), 1, true, "[E]");
+  check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[E]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
@@ -428,27 +411,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2
       : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), -1, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
@@ -463,15 +442,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto fc2_input_scale_used_dense = dense(fc2_input_scale_used);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
@@ -480,46 +459,51 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 24> lives{{
-      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dy_rowwise_decoded ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_scale
+  const std::array<Lifetime, 28> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 7},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 9},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 9},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 10},  // da
       // a_columnwise
-      {need_dfc2_weight ? padded(F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 5, 8},  // a_columnwise_scale
+      {need_dfc2_weight ? padded(F * align(32 * (T / 32 + E), 16)) : kUnwanted, 6, 8},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 6, 9},  // a_columnwise_scale
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 7, 9},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 7, 9},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 10},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 9, 12},  // dh_rowwise_scale
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 8, 9},
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 10, 12},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 10, 14},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 9, 13},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 9, 15},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 10, 15},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 10, 17},  // dh_columnwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 9, 9},  // dprobs_row_partials
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 10, 12},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 10, 10},  // dprobs_row_partials
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 11, 13},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 11, 14},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 12, 14},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 13, 14},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 13, 15},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 15, 17},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 15, 17},  // dh_padded_sizes
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 14, 15},
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 16, 17},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dfc1_bias, /*before=*/9),
-      region(dx, /*before=*/12),
-      region(dfc1_weight, /*before=*/15),
+      region(dfc2_weight, /*before=*/9),
+      region(dfc1_bias, /*before=*/10),
+      region(dx, /*before=*/14),
+      region(dfc1_weight, /*before=*/17),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -527,25 +511,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc2_weight_columnwise_decoded = workspace[6];
-  void* const da = workspace[7];
-  void* const a_columnwise = workspace[8];
-  void* const a_columnwise_scale = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const dy_padded_sizes = workspace[11];
-  void* const a_columnwise_decoded = workspace[12];
-  void* const dh_rowwise = workspace[13];
-  void* const dh_rowwise_scale = workspace[14];
-  void* const dh_columnwise = workspace[15];
-  void* const dh_columnwise_scale = workspace[16];
-  void* const dh_row_sums = workspace[17];
-  void* const dprobs_row_partials = workspace[18];
-  void* const dh_rowwise_decoded = workspace[19];
-  void* const fc1_weight_columnwise_decoded = workspace[20];
-  void* const dh_columnwise_decoded = workspace[21];
-  void* const dh_padded_sizes = workspace[22];
-  void* const x_columnwise_decoded = workspace[23];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const fc2_weight_columnwise_decoded = workspace[8];
+  void* const da = workspace[9];
+  void* const a_columnwise = workspace[10];
+  void* const a_columnwise_scale = workspace[11];
+  void* const dy_columnwise_decoded = workspace[12];
+  void* const dy_padded_sizes = workspace[13];
+  void* const a_columnwise_decoded = workspace[14];
+  void* const dh_rowwise = workspace[15];
+  void* const dh_rowwise_scale = workspace[16];
+  void* const dh_columnwise = workspace[17];
+  void* const dh_columnwise_scale = workspace[18];
+  void* const dh_row_sums = workspace[19];
+  void* const dprobs_row_partials = workspace[20];
+  void* const fc1_weight_columnwise = workspace[21];
+  void* const fc1_weight_columnwise_scale = workspace[22];
+  void* const dh_rowwise_decoded = workspace[23];
+  void* const fc1_weight_columnwise_decoded = workspace[24];
+  void* const dh_columnwise_decoded = workspace[25];
+  void* const dh_padded_sizes = workspace[26];
+  void* const x_columnwise_decoded = workspace[27];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
@@ -562,8 +550,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -583,8 +571,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -596,11 +602,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = F;
@@ -609,9 +615,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad_tensor_tensor(io,
               DecodedGemmArguments{
@@ -622,11 +628,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 5. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
+  // 6. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
   //    a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
   if (need_dfc2_weight) {
     {
@@ -648,7 +654,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 7. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -665,7 +671,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  // 8. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -681,7 +687,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  // 9. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
   //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -698,11 +704,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
-  //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-  //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
-  //    scales)
-  if (need_dy_rowwise_decoded) {
+  // 10. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  //     fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+  //     dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
+  //     scales)
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands =
@@ -740,7 +746,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 10. dequantize: dh_rowwise -> dh_rowwise_decoded
+  // 11. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //     fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 12. dequantize: dh_rowwise -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -753,11 +777,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  // 13. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = H;
@@ -766,7 +790,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  // 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
   //     fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -779,11 +803,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 13. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 15. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -800,7 +824,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  // 16. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -816,7 +840,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  // 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
   //     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

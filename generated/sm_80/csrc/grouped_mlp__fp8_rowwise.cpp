@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:17c30d3776608495
+// checksum sha256:678e1cc06beb2e11
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -28,7 +28,6 @@ constexpr const char* kCell = "grouped_mlp__fp8_rowwise";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -96,26 +95,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale = empty({E, F}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({E, F}, ScalarType::Float, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale = empty({E, H}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale = empty({E, H}, ScalarType::Float, x);
-  const std::array<Lifetime, 22> lives{{
+  const std::array<Lifetime, 20> lives{{
       {padded(T * align(H, 16)), 1, 3},  // x_rowwise
       {padded(4 * T), 1, 5},  // x_rowwise_scale
       {padded(4 * T), 1, 1},  // x_row_amax
@@ -123,7 +113,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * 2 * F * align(H, 16)), 2, 4},  // fc1_weight_rowwise
       {padded(4 * E * 2 * F), 2, 5},  // fc1_weight_rowwise_scale
       {padded(4 * E * 2 * F), 2, 2},  // fc1_weight_row_amax
-      {padded(4 * E * H), 2, 2},  // fc1_weight_column_amax
       {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
       {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
       {padded(2 * T * F), 6, 7},  // a
@@ -134,19 +123,14 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * H * align(F, 16)), 8, 10},  // fc2_weight_rowwise
       {padded(4 * E * H), 8, 11},  // fc2_weight_rowwise_scale
       {padded(4 * E * H), 8, 8},  // fc2_weight_row_amax
-      {padded(4 * E * F), 8, 8},  // fc2_weight_column_amax
       {padded(2 * T * F), 9, 11},  // a_rowwise_decoded
       {padded(2 * E * H * F), 10, 11},  // fc2_weight_rowwise_decoded
       {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
   }};
   const std::array regions{
-      region(fc1_weight_columnwise, /*before=*/2),
-      region(fc1_weight_columnwise_scale, /*before=*/2),
       region(h_kept, /*before=*/5),
       region(a_columnwise, /*before=*/7),
       region(a_columnwise_scale, /*before=*/7),
-      region(fc2_weight_columnwise, /*before=*/8),
-      region(fc2_weight_columnwise_scale, /*before=*/8),
       region(y, /*before=*/11),
   };
   const Workspace workspace(lives, x, regions);
@@ -157,21 +141,19 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const fc1_weight_rowwise = workspace[4];
   void* const fc1_weight_rowwise_scale = workspace[5];
   void* const fc1_weight_row_amax = workspace[6];
-  void* const fc1_weight_column_amax = workspace[7];
-  void* const x_rowwise_decoded = workspace[8];
-  void* const fc1_weight_rowwise_decoded = workspace[9];
-  void* const a = workspace[10];
-  void* const a_rowwise = workspace[11];
-  void* const a_rowwise_scale = workspace[12];
-  void* const a_row_amax = workspace[13];
-  void* const a_column_amax = workspace[14];
-  void* const fc2_weight_rowwise = workspace[15];
-  void* const fc2_weight_rowwise_scale = workspace[16];
-  void* const fc2_weight_row_amax = workspace[17];
-  void* const fc2_weight_column_amax = workspace[18];
-  void* const a_rowwise_decoded = workspace[19];
-  void* const fc2_weight_rowwise_decoded = workspace[20];
-  void* const h = keep_h ? writable(h_kept) : workspace[21];
+  void* const x_rowwise_decoded = workspace[7];
+  void* const fc1_weight_rowwise_decoded = workspace[8];
+  void* const a = workspace[9];
+  void* const a_rowwise = workspace[10];
+  void* const a_rowwise_scale = workspace[11];
+  void* const a_row_amax = workspace[12];
+  void* const a_column_amax = workspace[13];
+  void* const fc2_weight_rowwise = workspace[14];
+  void* const fc2_weight_rowwise_scale = workspace[15];
+  void* const fc2_weight_row_amax = workspace[16];
+  void* const a_rowwise_decoded = workspace[17];
+  void* const fc2_weight_rowwise_decoded = workspace[18];
+  void* const h = keep_h ? writable(h_kept) : workspace[19];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
   //    x_row_amax, x_column_amax
@@ -193,8 +175,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.column_amax = floats(writable(x_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, fc1_weight_row_amax, fc1_weight_column_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_row_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -206,11 +187,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
     arguments.row_amax = floats(writable(fc1_weight_row_amax));
-    arguments.column_amax = floats(writable(fc1_weight_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise -> x_rowwise_decoded
@@ -281,8 +258,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.column_amax = floats(writable(a_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale, fc2_weight_row_amax, fc2_weight_column_amax
+  // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_row_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -294,11 +270,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.row_amax = floats(writable(fc2_weight_row_amax));
-    arguments.column_amax = floats(writable(fc2_weight_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 9. dequantize: a_rowwise -> a_rowwise_decoded
@@ -338,9 +310,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -348,13 +318,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -372,19 +340,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 2, true,
-      "[E, F]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -392,16 +356,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[E, F]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 2, true,
-      "[E, H]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -412,29 +366,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : fc2_weight_columnwise_scale ? extent(*fc2_weight_columnwise_scale, -1)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2, E,
-      "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2, E,
-      "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, H,
-      "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
@@ -451,16 +396,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
@@ -474,47 +417,55 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 26> lives{{
-      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dy_rowwise_decoded ? padded(4 * T) : kUnwanted, 1, 4},  // dy_rowwise_scale
+  const std::array<Lifetime, 32> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * T) : kUnwanted, 1, 5},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
-      {need_dfc2_weight ? padded(4 * E * H) : kUnwanted, 1, 7},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded(4 * E * H) : kUnwanted, 1, 8},  // dy_columnwise_scale
       {padded(4 * T), 1, 1},  // dy_row_amax
       {padded(4 * E * H), 1, 1},  // dy_column_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(4 * E * F) : kUnwanted, 2, 5},
+      {need_fc2_weight_copies ? padded(4 * E * F) : kUnwanted, 2, 2},  // fc2_weight_column_amax
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 8, 9},  // dh
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 10},  // dh_rowwise
-      {need_dx ? padded(4 * T) : kUnwanted, 9, 12},  // dh_rowwise_scale
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 10, 12},  // dh_rowwise
+      {need_dx ? padded(4 * T) : kUnwanted, 10, 14},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 9, 13},
-      {need_dfc1_weight ? padded(4 * E * 2 * F) : kUnwanted, 9, 15},  // dh_columnwise_scale
-      {need_dh_copies ? padded(4 * T) : kUnwanted, 9, 9},  // dh_row_amax
-      {need_dh_copies ? padded(4 * E * 2 * F) : kUnwanted, 9, 9},  // dh_column_amax
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 10, 15},
+      {need_dfc1_weight ? padded(4 * E * 2 * F) : kUnwanted, 10, 17},  // dh_columnwise_scale
+      {need_dh_copies ? padded(4 * T) : kUnwanted, 10, 10},  // dh_row_amax
+      {need_dh_copies ? padded(4 * E * 2 * F) : kUnwanted, 10, 10},  // dh_column_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 10, 12},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 11, 13},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E * H) : kUnwanted, 11, 14},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * E * H) : kUnwanted, 11, 11},  // fc1_weight_column_amax
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 12, 14},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 13, 14},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 13, 15},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 15, 17},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 15, 17},  // dh_padded_sizes
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 14, 15},
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 16, 17},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/7),
-      region(dfc1_bias, /*before=*/9),
-      region(dx, /*before=*/12),
-      region(dfc1_weight, /*before=*/15),
+      region(dfc2_weight, /*before=*/8),
+      region(dfc1_bias, /*before=*/10),
+      region(dx, /*before=*/14),
+      region(dfc1_weight, /*before=*/17),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -524,25 +475,31 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_row_amax = workspace[4];
   void* const dy_column_amax = workspace[5];
   void* const dy_row_sums = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const dy_padded_sizes = workspace[11];
-  void* const a_columnwise_decoded = workspace[12];
-  void* const dh = workspace[13];
-  void* const dh_rowwise = workspace[14];
-  void* const dh_rowwise_scale = workspace[15];
-  void* const dh_columnwise = workspace[16];
-  void* const dh_columnwise_scale = workspace[17];
-  void* const dh_row_amax = workspace[18];
-  void* const dh_column_amax = workspace[19];
-  void* const dh_row_sums = workspace[20];
-  void* const dh_rowwise_decoded = workspace[21];
-  void* const fc1_weight_columnwise_decoded = workspace[22];
-  void* const dh_columnwise_decoded = workspace[23];
-  void* const dh_padded_sizes = workspace[24];
-  void* const x_columnwise_decoded = workspace[25];
+  void* const fc2_weight_columnwise = workspace[7];
+  void* const fc2_weight_columnwise_scale = workspace[8];
+  void* const fc2_weight_column_amax = workspace[9];
+  void* const dy_rowwise_decoded = workspace[10];
+  void* const fc2_weight_columnwise_decoded = workspace[11];
+  void* const da = workspace[12];
+  void* const dy_columnwise_decoded = workspace[13];
+  void* const dy_padded_sizes = workspace[14];
+  void* const a_columnwise_decoded = workspace[15];
+  void* const dh = workspace[16];
+  void* const dh_rowwise = workspace[17];
+  void* const dh_rowwise_scale = workspace[18];
+  void* const dh_columnwise = workspace[19];
+  void* const dh_columnwise_scale = workspace[20];
+  void* const dh_row_amax = workspace[21];
+  void* const dh_column_amax = workspace[22];
+  void* const dh_row_sums = workspace[23];
+  void* const fc1_weight_columnwise = workspace[24];
+  void* const fc1_weight_columnwise_scale = workspace[25];
+  void* const fc1_weight_column_amax = workspace[26];
+  void* const dh_rowwise_decoded = workspace[27];
+  void* const fc1_weight_columnwise_decoded = workspace[28];
+  void* const dh_columnwise_decoded = workspace[29];
+  void* const dh_padded_sizes = workspace[30];
+  void* const x_columnwise_decoded = workspace[31];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_row_amax, dy_column_amax, dfc2_bias, dy_row_sums
@@ -554,8 +511,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -568,8 +525,26 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  //    fc2_weight_column_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.column_amax = floats(writable(fc2_weight_column_amax));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -581,11 +556,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = F;
@@ -594,9 +569,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad_row_row(io,
               DecodedGemmArguments{
@@ -607,11 +582,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -628,7 +603,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  // 7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -644,7 +619,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
   //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -661,8 +636,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dy_rowwise_decoded) {
+  // 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
@@ -675,8 +650,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 9. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
-  //    dh_columnwise_scale, dh_row_amax, dh_column_amax, dfc1_bias, dh_row_sums
+  // 10. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  //     dh_columnwise_scale, dh_row_amax, dh_column_amax, dfc1_bias, dh_row_sums
   if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -700,7 +675,25 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e4m3_row(io, arguments, stream));
     }
   }
-  // 10. dequantize: dh_rowwise -> dh_rowwise_decoded
+  // 11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  //     fc1_weight_column_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.column_amax = floats(writable(fc1_weight_column_amax));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
+    }
+  }
+  // 12. dequantize: dh_rowwise -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -713,11 +706,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  // 13. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = H;
@@ -726,7 +719,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  // 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
   //     fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -739,11 +732,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 13. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 15. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -760,7 +753,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  // 16. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -776,7 +769,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  // 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
   //     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:8df991614ccfa282
+// checksum sha256:019df2abeb57d265
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -26,13 +26,11 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "linear_residual__fp8_block";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc_weight,
     Tensor residual,
     std::optional<Tensor> fc_bias,
-    bool need_dx,
     bool need_dfc_weight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -66,11 +64,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto residual_dense = dense(residual);
   const auto fc_bias_dense = dense(fc_bias);
   const Tensor y = empty_rows(x, 1, {D}, io);
-  std::optional<Tensor> fc_weight_columnwise;
-  if (need_dx) fc_weight_columnwise = empty({K, align(D, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc_weight_columnwise_scale;
-  if (need_dx) fc_weight_columnwise_scale =
-      empty({ceildiv(D, 128), ceildiv(K, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc_weight) x_columnwise = empty({K, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
@@ -112,8 +105,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(T, 16);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise,
-  //    fc_weight_columnwise_scale
+  // 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc_weight_dense);
@@ -126,9 +118,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(D, 16);
     check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
@@ -174,13 +163,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/nullptr,
             },
             stream));
-  return {y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
-    std::optional<Tensor> fc_weight_columnwise,
-    std::optional<Tensor> fc_weight_columnwise_scale,
+    std::optional<Tensor> fc_weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -189,16 +177,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc_weight_columnwise", given(fc_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), 2, true,
-      "[K, align(D, 16)]");
-  check_device(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), 2, true,
-      "[ceildiv(D, 128), ceildiv(K, 128)]");
+  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
@@ -208,15 +189,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       "[ceildiv(T, 128), K]");
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
-  const int64_t K = fc_weight_columnwise ? extent(*fc_weight_columnwise, -2)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), -1, align(D, 16),
-      "align(D, 16)");
-  check_size(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), -2,
-      ceildiv(D, 128), "ceildiv(D, 128)");
-  check_size(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), -1,
-      ceildiv(K, 128), "ceildiv(K, 128)");
+  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
@@ -229,8 +204,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto fc_weight_columnwise_dense = dense(fc_weight_columnwise);
-  const auto fc_weight_columnwise_scale_dense = dense(fc_weight_columnwise_scale);
+  const auto fc_weight_dense = dense(fc_weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   std::optional<Tensor> dx;
@@ -239,20 +213,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
-  const std::array<Lifetime, 9> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 5},  // dy_columnwise
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 5},  // dy_columnwise_scale
+  const std::array<Lifetime, 11> lives{{
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 6},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * T * D) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * D * K) : kUnwanted, 3, 4},  // fc_weight_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 5, 7},  // dy_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 4},  // fc_weight_columnwise
+      // fc_weight_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 2, 4},
+      {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},  // dy_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
-      region(dfc_weight, /*before=*/7),
+      region(dx, /*before=*/5),
+      region(dfc_weight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -260,10 +237,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc_weight_columnwise_decoded = workspace[6];
-  void* const dy_columnwise_decoded = workspace[7];
-  void* const x_columnwise_decoded = workspace[8];
+  void* const fc_weight_columnwise = workspace[5];
+  void* const fc_weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const fc_weight_columnwise_decoded = workspace[8];
+  void* const dy_columnwise_decoded = workspace[9];
+  void* const x_columnwise_decoded = workspace[10];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
   //    dy_row_sums
@@ -286,7 +265,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = D;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(D, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -303,12 +299,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+  // 4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc_weight_columnwise_dense);
-      arguments.scale = pointer(fc_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc_weight_columnwise);
+      arguments.scale = pointer(fc_weight_columnwise_scale);
       arguments.output = writable(fc_weight_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = K;
@@ -321,7 +317,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+  // 5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
@@ -334,7 +330,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  // 6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -351,7 +347,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  // 7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
   if (need_dfc_weight) {
     {
       DequantizeArguments arguments{};
@@ -368,7 +364,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  // 8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:4a822f261df0b20b
+// checksum sha256:1ea66a88859df70e
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -14,6 +14,7 @@
 #include "dispatch/gemm_decoded_mma_wgrad.h"
 #include "dispatch/pointwise_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_swiglu_forward_quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
 #include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/checks.h"
@@ -29,7 +30,6 @@ constexpr const char* kCell = "mlp_swiglu__fp8_block";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -80,20 +80,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const Tensor y = empty_rows(x, 1, {H}, io);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty_rows(x, 1, {2 * F}, io);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale =
-      empty({ceildiv(H, 128), ceildiv(F, 128)}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise = empty({F, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({ceildiv(T, 128), F}, ScalarType::Float, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale =
-      empty({ceildiv(2 * F, 128), ceildiv(H, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise = empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
@@ -153,8 +143,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
@@ -167,11 +156,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[0].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[0].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
     arguments.steps[1].quantize.group_sizes = nullptr;
     arguments.steps[1].quantize.rows = H;
@@ -182,11 +166,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[1].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
@@ -296,21 +275,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/nullptr,
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -321,19 +296,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 2, true,
-      "[F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 2, true,
-      "[ceildiv(H, 128), ceildiv(F, 128)]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(T, 16)]");
@@ -341,16 +312,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true,
       "[ceildiv(T, 128), F]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 2, true,
-      "[H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 2, true,
-      "[ceildiv(2 * F, 128), ceildiv(H, 128)]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
@@ -360,27 +321,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "[ceildiv(T, 128), H]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
-      ceildiv(H, 128), "ceildiv(H, 128)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
-      ceildiv(F, 128), "ceildiv(F, 128)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
-      ceildiv(2 * F, 128), "ceildiv(2 * F, 128)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
-      ceildiv(H, 128), "ceildiv(H, 128)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
@@ -395,16 +346,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {H}, io);
   std::optional<Tensor> dfc1_weight;
@@ -415,38 +364,45 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 19> lives{{
-      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+  const std::array<Lifetime, 23> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
-      {need_dy_rowwise_decoded ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 2},
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 5},  // dy_columnwise
+      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
       // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 5},
+      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 6},
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 4},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
-      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 5, 7},  // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 6, 7},  // a_columnwise_decoded
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
-      {need_dx ? padded(4 * T * ceildiv(2 * F, 128)) : kUnwanted, 8, 9},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 8, 12},  // dh_columnwise
+      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
+      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
+      {need_dx ? padded(4 * T * ceildiv(2 * F, 128)) : kUnwanted, 9, 11},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 9, 14},  // dh_columnwise
       // dh_columnwise_scale
-      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * 2 * F) : kUnwanted, 8, 12},
+      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * 2 * F) : kUnwanted, 9, 14},
       // dh_row_sums
-      {need_dy_rowwise_decoded ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 8, 8},
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 9, 11},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * 2 * F * H) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
+      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_dx ? padded(H * align(2 * F, 16)) : kUnwanted, 10, 12},  // fc1_weight_columnwise
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(2 * F, 128) * ceildiv(H, 128)) : kUnwanted, 10, 12},
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * 2 * F * H) : kUnwanted, 12, 13},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 12, 14},
+      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 14, 16},
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 13, 14},
+      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 15, 16},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/7),
-      region(dx, /*before=*/11),
-      region(dfc1_weight, /*before=*/14),
+      region(dfc2_weight, /*before=*/8),
+      region(dx, /*before=*/13),
+      region(dfc1_weight, /*before=*/16),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -454,20 +410,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc2_weight_columnwise_decoded = workspace[6];
-  void* const da = workspace[7];
-  void* const dy_columnwise_decoded = workspace[8];
-  void* const a_columnwise_decoded = workspace[9];
-  void* const dh_rowwise = workspace[10];
-  void* const dh_rowwise_scale = workspace[11];
-  void* const dh_columnwise = workspace[12];
-  void* const dh_columnwise_scale = workspace[13];
-  void* const dh_row_sums = workspace[14];
-  void* const dh_rowwise_decoded = workspace[15];
-  void* const fc1_weight_columnwise_decoded = workspace[16];
-  void* const dh_columnwise_decoded = workspace[17];
-  void* const x_columnwise_decoded = workspace[18];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const fc2_weight_columnwise_decoded = workspace[8];
+  void* const da = workspace[9];
+  void* const dy_columnwise_decoded = workspace[10];
+  void* const a_columnwise_decoded = workspace[11];
+  void* const dh_rowwise = workspace[12];
+  void* const dh_rowwise_scale = workspace[13];
+  void* const dh_columnwise = workspace[14];
+  void* const dh_columnwise_scale = workspace[15];
+  void* const dh_row_sums = workspace[16];
+  void* const fc1_weight_columnwise = workspace[17];
+  void* const fc1_weight_columnwise_scale = workspace[18];
+  void* const dh_rowwise_decoded = workspace[19];
+  void* const fc1_weight_columnwise_decoded = workspace[20];
+  void* const dh_columnwise_decoded = workspace[21];
+  void* const x_columnwise_decoded = workspace[22];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
   //    dy_row_sums
@@ -480,8 +440,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
     arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -492,8 +452,25 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -509,13 +486,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
-      arguments.scale = pointer(fc2_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = F;
@@ -528,8 +505,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
-  if (need_dy_rowwise_decoded) {
+  // 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
               DecodedGemmArguments{
@@ -541,7 +518,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  // 6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeArguments arguments{};
@@ -558,7 +535,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+  // 7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeArguments arguments{};
@@ -575,7 +552,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+  // 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,
@@ -588,9 +565,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 8. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  // 9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
   //    dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense)};
@@ -617,7 +594,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, pointwise_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  // 9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  // 10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -634,13 +628,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
   //     -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
-      arguments.scale = pointer(fc1_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
+      arguments.scale = pointer(fc1_weight_columnwise_scale);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = H;
@@ -653,7 +647,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+  // 13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
@@ -666,7 +660,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 12. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+  // 14. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
@@ -683,7 +677,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 13. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  // 15. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
@@ -700,7 +694,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+  // 16. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,

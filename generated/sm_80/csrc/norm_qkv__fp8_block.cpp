@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 //      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:19ef7560daac605e
+// checksum sha256:a77e3a7ed84caa59
 // Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 // first two are rotated: one call per direction.
 
@@ -32,7 +32,7 @@ constexpr const char* kCell = "norm_qkv__fp8_block";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
 std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+    std::optional<Tensor>> forward(
     Tensor x,
     Tensor norm_weight,
     Tensor qkv_weight,
@@ -87,18 +87,11 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
   const auto cos_dense = dense(cos);
   const auto sin_dense = dense(sin);
   const auto qkv_bias_dense = dense(qkv_bias);
-  const bool keep_norm_rstd = need_dx || need_dnorm_weight;
   const Tensor q = empty_rows(x, 1, {V}, io);
   const Tensor k = empty_rows(x, 1, {V}, io);
   const Tensor v = empty_rows(x, 1, {V}, io);
   std::optional<Tensor> norm_rstd;
-  if (keep_norm_rstd) norm_rstd = empty_rows(x, 1, {}, ScalarType::Float);
-  std::optional<Tensor> qkv_weight_columnwise;
-  if (keep_norm_rstd) qkv_weight_columnwise =
-      empty({H, align(3 * V, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> qkv_weight_columnwise_scale;
-  if (keep_norm_rstd) qkv_weight_columnwise_scale =
-      empty({ceildiv(3 * V, 128), ceildiv(H, 128)}, ScalarType::Float, x);
+  if (need_dx || need_dnorm_weight) norm_rstd = empty_rows(x, 1, {}, ScalarType::Float);
   std::optional<Tensor> n_columnwise;
   if (need_dqkv_weight) n_columnwise = empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> n_columnwise_scale;
@@ -156,8 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.step.quantize.columnwise.pitch = align(T, 16);
     check(kCell, norm_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_weight_columnwise,
-  //    qkv_weight_columnwise_scale
+  // 2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(qkv_weight_dense);
@@ -170,10 +162,6 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.rowwise.data = writable(qkv_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(qkv_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = keep_norm_rstd ? writable(qkv_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_norm_rstd
-        ? writable(qkv_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(3 * V, 16);
     check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. dequantize: n_rowwise, n_rowwise_scale -> n_rowwise_decoded
@@ -234,8 +222,7 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.interleaved = false;
     check(kCell, rotary_qkv(io, arguments, stream));
   }
-  return {q, k, v, norm_rstd, qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise,
-      n_columnwise_scale};
+  return {q, k, v, norm_rstd, n_columnwise, n_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -248,8 +235,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor sin,
     std::optional<Tensor> norm_weight,
     std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> qkv_weight_columnwise,
-    std::optional<Tensor> qkv_weight_columnwise_scale,
+    std::optional<Tensor> qkv_weight,
     std::optional<Tensor> n_columnwise,
     std::optional<Tensor> n_columnwise_scale,
     bool need_dx,
@@ -281,16 +267,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "norm_rstd", given(norm_rstd), "dq", dq);
   check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
   check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), 2, true,
-      "[H, align(3 * V, 16)]");
-  check_device(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), 2, true,
-      "[ceildiv(3 * V, 128), ceildiv(H, 128)]");
+  check_device(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_same_dtype(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_rank(kCell, "qkv_weight", given(qkv_weight), 2, true, "[3 * V, H]");
   check_device(kCell, "n_columnwise", given(n_columnwise), "dq", dq);
   check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
@@ -301,8 +280,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = rows(dq, 1);
   const int64_t V = extent(dq, -1);
   const int64_t H = x ? extent(*x, -1) : norm_weight ? extent(*norm_weight, -1)
-      : qkv_weight_columnwise ? extent(*qkv_weight_columnwise, -2)
-      : n_columnwise ? extent(*n_columnwise, -2)
+      : qkv_weight ? extent(*qkv_weight, -1) : n_columnwise ? extent(*n_columnwise, -2)
       : n_columnwise_scale ? extent(*n_columnwise_scale, -1) : 0;
   const int64_t P = extent(cos, -1);
   check_leading(kCell, "dk", given(dk), 1, T, "T (tokens)");
@@ -314,12 +292,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_leading(kCell, "sin", given(sin), 1, T, "T (tokens)");
   check_size(kCell, "sin", given(sin), -1, P, "P (pairs)");
   check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), -1, align(3 * V, 16),
-      "align(3 * V, 16)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -2,
-      ceildiv(3 * V, 128), "ceildiv(3 * V, 128)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -1,
-      ceildiv(H, 128), "ceildiv(H, 128)");
+  check_size(kCell, "qkv_weight", given(qkv_weight), -2, 3 * V, "3 * V");
   check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
@@ -340,11 +313,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto sin_dense = dense(sin);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
-  const auto qkv_weight_columnwise_dense = dense(qkv_weight_columnwise);
-  const auto qkv_weight_columnwise_scale_dense = dense(qkv_weight_columnwise_scale);
+  const auto qkv_weight_dense = dense(qkv_weight);
   const auto n_columnwise_dense = dense(n_columnwise);
   const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const bool need_dqkv_y_rowwise_decoded = need_dx || need_dnorm_weight;
+  const bool need_qkv_weight_copies = need_dx || need_dnorm_weight;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dq, 1, {H}, io);
   std::optional<Tensor> dnorm_weight;
@@ -353,29 +325,32 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dqkv_weight) dqkv_weight = empty({3 * V, H}, io, dq);
   std::optional<Tensor> dqkv_bias;
   if (need_dqkv_bias) dqkv_bias = empty({3 * V}, io, dq);
-  const std::array<Lifetime, 12> lives{{
+  const std::array<Lifetime, 14> lives{{
       {padded(2 * T * 3 * V), 1, 2},  // dqkv_y
-      // dqkv_y_rowwise
-      {need_dqkv_y_rowwise_decoded ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 3},
+      {need_qkv_weight_copies ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 4},  // dqkv_y_rowwise
       // dqkv_y_rowwise_scale
-      {need_dqkv_y_rowwise_decoded ? padded(4 * T * ceildiv(3 * V, 128)) : kUnwanted, 2, 3},
-      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 6},  // dqkv_y_columnwise
+      {need_qkv_weight_copies ? padded(4 * T * ceildiv(3 * V, 128)) : kUnwanted, 2, 4},
+      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 7},  // dqkv_y_columnwise
       // dqkv_y_columnwise_scale
-      {need_dqkv_weight ? padded(4 * ceildiv(T, 128) * 3 * V) : kUnwanted, 2, 6},
+      {need_dqkv_weight ? padded(4 * ceildiv(T, 128) * 3 * V) : kUnwanted, 2, 7},
       {padded(4 * (T / 128 + 1) * 3 * V), 2, 2},  // dqkv_y_row_sums
-      // dqkv_y_rowwise_decoded
-      {need_dqkv_y_rowwise_decoded ? padded(2 * T * 3 * V) : kUnwanted, 3, 5},
+      // qkv_weight_columnwise
+      {need_qkv_weight_copies ? padded(H * align(3 * V, 16)) : kUnwanted, 3, 5},
+      // qkv_weight_columnwise_scale
+      {need_qkv_weight_copies
+          ? padded(4 * ceildiv(3 * V, 128) * ceildiv(H, 128)) : kUnwanted, 3, 5},
+      {need_qkv_weight_copies ? padded(2 * T * 3 * V) : kUnwanted, 4, 6},  // dqkv_y_rowwise_decoded
       // qkv_weight_columnwise_decoded
-      {need_dqkv_y_rowwise_decoded ? padded(2 * 3 * V * H) : kUnwanted, 4, 5},
-      {need_dqkv_y_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 5, 9},  // dn
+      {need_qkv_weight_copies ? padded(2 * 3 * V * H) : kUnwanted, 5, 6},
+      {need_qkv_weight_copies ? padded(2 * T * H) : kUnwanted, 6, 10},  // dn
       // dqkv_y_columnwise_decoded
-      {need_dqkv_weight ? padded(2 * align(T, 16) * 3 * V) : kUnwanted, 6, 8},
-      {need_dqkv_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 7, 8},  // n_columnwise_decoded
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 9, 9},  // dx_partials
+      {need_dqkv_weight ? padded(2 * align(T, 16) * 3 * V) : kUnwanted, 7, 9},
+      {need_dqkv_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 8, 9},  // n_columnwise_decoded
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 10, 10},  // dx_partials
   }};
   const std::array regions{
-      region(dqkv_weight, /*before=*/8),
-      region(dx, /*before=*/9),
+      region(dqkv_weight, /*before=*/9),
+      region(dx, /*before=*/10),
   };
   const Workspace workspace(lives, dq, regions);
   void* const dqkv_y = workspace[0];
@@ -384,12 +359,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dqkv_y_columnwise = workspace[3];
   void* const dqkv_y_columnwise_scale = workspace[4];
   void* const dqkv_y_row_sums = workspace[5];
-  void* const dqkv_y_rowwise_decoded = workspace[6];
-  void* const qkv_weight_columnwise_decoded = workspace[7];
-  void* const dn = workspace[8];
-  void* const dqkv_y_columnwise_decoded = workspace[9];
-  void* const n_columnwise_decoded = workspace[10];
-  void* const dx_partials = workspace[11];
+  void* const qkv_weight_columnwise = workspace[6];
+  void* const qkv_weight_columnwise_scale = workspace[7];
+  void* const dqkv_y_rowwise_decoded = workspace[8];
+  void* const qkv_weight_columnwise_decoded = workspace[9];
+  void* const dn = workspace[10];
+  void* const dqkv_y_columnwise_decoded = workspace[11];
+  void* const n_columnwise_decoded = workspace[12];
+  void* const dx_partials = workspace[13];
 
   // 1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
   {
@@ -419,9 +396,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
     arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = need_dqkv_y_rowwise_decoded
-        ? writable(dqkv_y_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dqkv_y_rowwise_decoded
+    arguments.quantize.rowwise.data = need_qkv_weight_copies ? writable(dqkv_y_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_qkv_weight_copies
         ? writable(dqkv_y_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(3 * V, 16);
     arguments.quantize.columnwise.data = need_dqkv_weight ? writable(dqkv_y_columnwise) : nullptr;
@@ -432,8 +408,25 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dqkv_y_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 3. dequantize: dqkv_y_rowwise, dqkv_y_rowwise_scale -> dqkv_y_rowwise_decoded
-  if (need_dqkv_y_rowwise_decoded) {
+  // 3. quantize: qkv_weight -> qkv_weight_columnwise, qkv_weight_columnwise_scale
+  if (need_qkv_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(qkv_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 3 * V;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(qkv_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(qkv_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(3 * V, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 4. dequantize: dqkv_y_rowwise, dqkv_y_rowwise_scale -> dqkv_y_rowwise_decoded
+  if (need_qkv_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dqkv_y_rowwise);
@@ -449,13 +442,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: qkv_weight_columnwise, qkv_weight_columnwise_scale
+  // 5. dequantize: qkv_weight_columnwise, qkv_weight_columnwise_scale
   //    -> qkv_weight_columnwise_decoded
-  if (need_dqkv_y_rowwise_decoded) {
+  if (need_qkv_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(qkv_weight_columnwise_dense);
-      arguments.scale = pointer(qkv_weight_columnwise_scale_dense);
+      arguments.data = pointer(qkv_weight_columnwise);
+      arguments.scale = pointer(qkv_weight_columnwise_scale);
       arguments.output = writable(qkv_weight_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = H;
@@ -468,8 +461,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded -> dn
-  if (need_dqkv_y_rowwise_decoded) {
+  // 6. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded -> dn
+  if (need_qkv_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
               DecodedGemmArguments{
@@ -482,7 +475,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. dequantize: dqkv_y_columnwise, dqkv_y_columnwise_scale -> dqkv_y_columnwise_decoded
+  // 7. dequantize: dqkv_y_columnwise, dqkv_y_columnwise_scale -> dqkv_y_columnwise_decoded
   if (need_dqkv_weight) {
     {
       DequantizeArguments arguments{};
@@ -499,7 +492,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
+  // 8. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
   if (need_dqkv_weight) {
     {
       DequantizeArguments arguments{};
@@ -516,7 +509,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded -> dqkv_weight
+  // 9. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded -> dqkv_weight
   if (need_dqkv_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,
@@ -529,8 +522,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 9. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-  if (need_dqkv_y_rowwise_decoded) {
+  // 10. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  if (need_qkv_weight_copies) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);

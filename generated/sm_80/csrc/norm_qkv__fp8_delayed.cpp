@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 //      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:7ccd95ec7ca1bb3b
+// checksum sha256:7ca089692d06069a
 // Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 // first two are rotated: one call per direction.
 
@@ -32,7 +32,7 @@ using namespace fusegen_sm_80;
 constexpr const char* kCell = "norm_qkv__fp8_delayed";
 constexpr Arch kArch{"sm_80", 8, 0, Reach::later};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor norm_weight,
     Tensor qkv_weight,
@@ -103,30 +103,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
   const Tensor v = empty_rows(x, 1, {V}, io);
   const Tensor norm_rstd = keep_norm_rstd
       ? empty_rows(x, 1, {}, ScalarType::Float) : empty({0}, ScalarType::Float, x);
-  const Tensor qkv_weight_columnwise = keep_norm_rstd
-      ? empty({H, align(3 * V, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor qkv_weight_columnwise_scale = keep_norm_rstd
-      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor n_columnwise = need_dqkv_weight
       ? empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor n_columnwise_scale = need_dqkv_weight
       ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor qkv_weight_scale_used = keep_norm_rstd
+      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 8> lives{{
-      {padded(T * align(H, 16)), 1, 3},  // n_rowwise
-      {padded(4), 1, 5},  // n_rowwise_scale
-      {padded(4 * (2 * T + T / 128 + 1)), 1, 1},  // n_statistics
-      {padded(3 * V * align(H, 16)), 2, 4},  // qkv_weight_rowwise
-      {padded(4), 2, 5},  // qkv_weight_rowwise_scale
-      {padded(2 * T * H), 3, 5},  // n_rowwise_decoded
-      {padded(2 * 3 * V * H), 4, 5},  // qkv_weight_rowwise_decoded
-      {padded(2 * T * 3 * V), 5, 6},  // qkv_y
+      {padded(T * align(H, 16)), 2, 4},  // n_rowwise
+      {padded(4), 2, 6},  // n_rowwise_scale
+      {padded(4 * (2 * T + T / 128 + 1)), 2, 2},  // n_statistics
+      {padded(3 * V * align(H, 16)), 3, 5},  // qkv_weight_rowwise
+      {padded(4), 3, 6},  // qkv_weight_rowwise_scale
+      {padded(2 * T * H), 4, 6},  // n_rowwise_decoded
+      {padded(2 * 3 * V * H), 5, 6},  // qkv_weight_rowwise_decoded
+      {padded(2 * T * 3 * V), 6, 7},  // qkv_y
   }};
   const std::array regions{
-      region(q, /*before=*/6),
-      region(k, /*before=*/6),
-      region(v, /*before=*/6),
+      region(q, /*before=*/7),
+      region(k, /*before=*/7),
+      region(v, /*before=*/7),
   };
   const Workspace workspace(lives, x, regions);
   void* const n_rowwise = workspace[0];
@@ -143,7 +140,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
   float* const qkv_weight_scale = floats(writable(forward_state)) + 2049;
   DelayedArguments due{};
 
-  // 1. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
+  // 1. snapshot: qkv_weight_scale -> qkv_weight_scale_used
+  if (keep_norm_rstd) {
+    check(kCell, copy_memory(writable(qkv_weight_scale_used), qkv_weight_scale, 4, stream));
+  }
+  // 2. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
   //    n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
   {
     NormQuantizeArguments arguments{};
@@ -177,8 +178,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.step.update = need_any;
     check(kCell, norm_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
-  //    qkv_weight_rowwise_scale, qkv_weight_columnwise, qkv_weight_columnwise_scale
+  // 3. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
+  //    qkv_weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(qkv_weight_dense);
@@ -190,10 +191,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.quantize.rowwise.data = writable(qkv_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(qkv_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = keep_norm_rstd ? writable(qkv_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_norm_rstd
-        ? writable(qkv_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(3 * V, 16);
     arguments.state.history = qkv_weight_amax_history;
     arguments.state.scale = qkv_weight_scale;
     arguments.state.slots = 1024;
@@ -204,7 +201,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.update = need_any;
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 3. dequantize: n_rowwise -> n_rowwise_decoded
+  // 4. dequantize: n_rowwise -> n_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(n_rowwise);
@@ -215,7 +212,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 4. dequantize: qkv_weight_rowwise -> qkv_weight_rowwise_decoded
+  // 5. dequantize: qkv_weight_rowwise -> qkv_weight_rowwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(qkv_weight_rowwise);
@@ -226,7 +223,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.pitch = align(H, 16);
     check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 5. gemm fprop: n_rowwise_decoded, qkv_weight_rowwise_decoded, n_rowwise_scale,
+  // 6. gemm fprop: n_rowwise_decoded, qkv_weight_rowwise_decoded, n_rowwise_scale,
   //    qkv_weight_rowwise_scale, qkv_bias -> qkv_y
   check(kCell,
         gemm_decoded_mma_fprop_tensor_tensor(io,
@@ -240,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
                 /*scale_b=*/floats(pointer(qkv_weight_rowwise_scale)),
             },
             stream));
-  // 6. rotary_qkv: qkv_y, cos, sin -> q, k, v
+  // 7. rotary_qkv: qkv_y, cos, sin -> q, k, v
   {
     RotaryQkvArguments arguments{};
     arguments.x = pointer(qkv_y);
@@ -257,8 +254,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.interleaved = false;
     check(kCell, rotary_qkv(io, arguments, stream));
   }
-  return {q, k, v, norm_rstd, qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise,
-      n_columnwise_scale};
+  return {q, k, v, norm_rstd, n_columnwise, n_columnwise_scale, qkv_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
@@ -270,10 +266,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor sin,
     std::optional<Tensor> norm_weight,
     std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> qkv_weight_columnwise,
-    std::optional<Tensor> qkv_weight_columnwise_scale,
+    std::optional<Tensor> qkv_weight,
     std::optional<Tensor> n_columnwise,
     std::optional<Tensor> n_columnwise_scale,
+    std::optional<Tensor> qkv_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dnorm_weight,
@@ -304,22 +300,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "norm_rstd", given(norm_rstd), "dq", dq);
   check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
   check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), 2, true,
-      "[H, align(3 * V, 16)]");
-  check_device(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), 1, true,
-      "[1]");
+  check_device(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_same_dtype(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_rank(kCell, "qkv_weight", given(qkv_weight), 2, true, "[3 * V, H]");
   check_device(kCell, "n_columnwise", given(n_columnwise), "dq", dq);
   check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
   check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dq", dq);
   check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), "dq", dq);
+  check_dtype(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "backward_state", given(backward_state), "dq", dq);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, 1]");
@@ -327,8 +319,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = rows(dq, 1);
   const int64_t V = extent(dq, -1);
   const int64_t H = x ? extent(*x, -1) : norm_weight ? extent(*norm_weight, -1)
-      : qkv_weight_columnwise ? extent(*qkv_weight_columnwise, -2)
-      : n_columnwise ? extent(*n_columnwise, -2) : 0;
+      : qkv_weight ? extent(*qkv_weight, -1) : n_columnwise ? extent(*n_columnwise, -2) : 0;
   const int64_t P = extent(cos, -1);
   check_leading(kCell, "dk", given(dk), 1, T, "T (tokens)");
   check_size(kCell, "dk", given(dk), -1, V, "V (key_value_width)");
@@ -339,11 +330,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_leading(kCell, "sin", given(sin), 1, T, "T (tokens)");
   check_size(kCell, "sin", given(sin), -1, P, "P (pairs)");
   check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), -1, align(3 * V, 16),
-      "align(3 * V, 16)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "qkv_weight", given(qkv_weight), -2, 3 * V, "3 * V");
   check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
   check_multiple(kCell, "3 * V", 3 * V, 8, "sm_80");
@@ -364,36 +354,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const auto sin_dense = dense(sin);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
-  const auto qkv_weight_columnwise_dense = dense(qkv_weight_columnwise);
-  const auto qkv_weight_columnwise_scale_dense = dense(qkv_weight_columnwise_scale);
+  const auto qkv_weight_dense = dense(qkv_weight);
   const auto n_columnwise_dense = dense(n_columnwise);
   const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const bool need_dqkv_y_rowwise_decoded = need_dx || need_dnorm_weight;
+  const auto qkv_weight_scale_used_dense = dense(qkv_weight_scale_used);
+  const bool need_qkv_weight_copies = need_dx || need_dnorm_weight;
   const Tensor dx = need_dx ? empty_rows(dq, 1, {H}, io) : empty({0}, io, dq);
   const Tensor dnorm_weight = need_dnorm_weight ? empty({H}, io, dq) : empty({0}, io, dq);
   const Tensor dqkv_weight = need_dqkv_weight ? empty({3 * V, H}, io, dq) : empty({0}, io, dq);
   const Tensor dqkv_bias = need_dqkv_bias ? empty({3 * V}, io, dq) : empty({0}, io, dq);
-  const std::array<Lifetime, 12> lives{{
+  const std::array<Lifetime, 14> lives{{
       {padded(2 * T * 3 * V), 1, 2},  // dqkv_y
-      // dqkv_y_rowwise
-      {need_dqkv_y_rowwise_decoded ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 3},
-      {need_dqkv_y_rowwise_decoded ? padded(4) : kUnwanted, 2, 5},  // dqkv_y_rowwise_scale
-      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 6},  // dqkv_y_columnwise
-      {need_dqkv_weight ? padded(4) : kUnwanted, 2, 8},  // dqkv_y_columnwise_scale
+      {need_qkv_weight_copies ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 4},  // dqkv_y_rowwise
+      {need_qkv_weight_copies ? padded(4) : kUnwanted, 2, 6},  // dqkv_y_rowwise_scale
+      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 7},  // dqkv_y_columnwise
+      {need_dqkv_weight ? padded(4) : kUnwanted, 2, 9},  // dqkv_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * 3 * V), 2, 2},  // dqkv_y_row_sums
-      // dqkv_y_rowwise_decoded
-      {need_dqkv_y_rowwise_decoded ? padded(2 * T * 3 * V) : kUnwanted, 3, 5},
+      // qkv_weight_columnwise
+      {need_qkv_weight_copies ? padded(H * align(3 * V, 16)) : kUnwanted, 3, 5},
+      {need_qkv_weight_copies ? padded(4) : kUnwanted, 3, 6},  // qkv_weight_columnwise_scale
+      {need_qkv_weight_copies ? padded(2 * T * 3 * V) : kUnwanted, 4, 6},  // dqkv_y_rowwise_decoded
       // qkv_weight_columnwise_decoded
-      {need_dqkv_y_rowwise_decoded ? padded(2 * 3 * V * H) : kUnwanted, 4, 5},
-      {need_dqkv_y_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 5, 9},  // dn
+      {need_qkv_weight_copies ? padded(2 * 3 * V * H) : kUnwanted, 5, 6},
+      {need_qkv_weight_copies ? padded(2 * T * H) : kUnwanted, 6, 10},  // dn
       // dqkv_y_columnwise_decoded
-      {need_dqkv_weight ? padded(2 * align(T, 16) * 3 * V) : kUnwanted, 6, 8},
-      {need_dqkv_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 7, 8},  // n_columnwise_decoded
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 9, 9},  // dx_partials
+      {need_dqkv_weight ? padded(2 * align(T, 16) * 3 * V) : kUnwanted, 7, 9},
+      {need_dqkv_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 8, 9},  // n_columnwise_decoded
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 10, 10},  // dx_partials
   }};
   const std::array regions{
-      region(dqkv_weight, /*before=*/8),
-      region(dx, /*before=*/9),
+      region(dqkv_weight, /*before=*/9),
+      region(dx, /*before=*/10),
   };
   const Workspace workspace(lives, dq, regions);
   void* const dqkv_y = workspace[0];
@@ -402,12 +393,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   void* const dqkv_y_columnwise = workspace[3];
   void* const dqkv_y_columnwise_scale = workspace[4];
   void* const dqkv_y_row_sums = workspace[5];
-  void* const dqkv_y_rowwise_decoded = workspace[6];
-  void* const qkv_weight_columnwise_decoded = workspace[7];
-  void* const dn = workspace[8];
-  void* const dqkv_y_columnwise_decoded = workspace[9];
-  void* const n_columnwise_decoded = workspace[10];
-  void* const dx_partials = workspace[11];
+  void* const qkv_weight_columnwise = workspace[6];
+  void* const qkv_weight_columnwise_scale = workspace[7];
+  void* const dqkv_y_rowwise_decoded = workspace[8];
+  void* const qkv_weight_columnwise_decoded = workspace[9];
+  void* const dn = workspace[10];
+  void* const dqkv_y_columnwise_decoded = workspace[11];
+  void* const n_columnwise_decoded = workspace[12];
+  void* const dx_partials = workspace[13];
   float* const qkv_grad_output_amax_history = floats(writable(backward_state));
   float* const qkv_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -439,9 +432,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = 3 * V;
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dqkv_y_rowwise_decoded
-        ? writable(dqkv_y_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dqkv_y_rowwise_decoded
+    arguments.quantize.rowwise.data = need_qkv_weight_copies ? writable(dqkv_y_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_qkv_weight_copies
         ? writable(dqkv_y_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(3 * V, 16);
     arguments.quantize.columnwise.data = need_dqkv_weight ? writable(dqkv_y_columnwise) : nullptr;
@@ -460,8 +452,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 3. dequantize: dqkv_y_rowwise -> dqkv_y_rowwise_decoded
-  if (need_dqkv_y_rowwise_decoded) {
+  // 3. quantize: qkv_weight, qkv_weight_scale_used -> qkv_weight_columnwise,
+  //    qkv_weight_columnwise_scale
+  if (need_qkv_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(qkv_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 3 * V;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(qkv_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(qkv_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(3 * V, 16);
+      arguments.quantize.scale = floats(pointer(qkv_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 4. dequantize: dqkv_y_rowwise -> dqkv_y_rowwise_decoded
+  if (need_qkv_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dqkv_y_rowwise);
@@ -473,11 +483,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: qkv_weight_columnwise -> qkv_weight_columnwise_decoded
-  if (need_dqkv_y_rowwise_decoded) {
+  // 5. dequantize: qkv_weight_columnwise -> qkv_weight_columnwise_decoded
+  if (need_qkv_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(qkv_weight_columnwise_dense);
+      arguments.data = pointer(qkv_weight_columnwise);
       arguments.output = writable(qkv_weight_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = H;
@@ -486,9 +496,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded, dqkv_y_rowwise_scale,
+  // 6. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded, dqkv_y_rowwise_scale,
   //    qkv_weight_columnwise_scale -> dn
-  if (need_dqkv_y_rowwise_decoded) {
+  if (need_qkv_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad_tensor_tensor(io,
               DecodedGemmArguments{
@@ -499,11 +509,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dqkv_y_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale)),
               },
               stream));
   }
-  // 6. dequantize: dqkv_y_columnwise -> dqkv_y_columnwise_decoded
+  // 7. dequantize: dqkv_y_columnwise -> dqkv_y_columnwise_decoded
   if (need_dqkv_weight) {
     {
       DequantizeArguments arguments{};
@@ -516,7 +526,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize: n_columnwise -> n_columnwise_decoded
+  // 8. dequantize: n_columnwise -> n_columnwise_decoded
   if (need_dqkv_weight) {
     {
       DequantizeArguments arguments{};
@@ -529,7 +539,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded, dqkv_y_columnwise_scale,
+  // 9. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded, dqkv_y_columnwise_scale,
   //    n_columnwise_scale -> dqkv_weight
   if (need_dqkv_weight) {
     check(kCell,
@@ -545,8 +555,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-  if (need_dqkv_y_rowwise_decoded) {
+  // 10. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  if (need_qkv_weight_copies) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:224b4dbe4fa50cf1
+# checksum sha256:cbeae0af33695875
 """grouped_mlp__fp8_delayed__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -163,13 +163,13 @@ def forward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    fc2_input_scale_used = fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = (
-        fc1_weight_scale
-    ) = fc2_weight_amax_history = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = (
-        steps.ABSENT
-    )
+    fc1_weight_scale_used = fc2_input_scale_used = fc2_weight_scale_used = (
+        fc1_input_amax_history
+    ) = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = fc2_weight_amax_history = (
+        fc2_weight_scale
+    ) = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
     need_any = (
         need_dx
         or need_dfc1_weight
@@ -178,7 +178,7 @@ def forward(
         or need_dfc1_bias
         or need_dfc2_bias
     )
-    keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    keep_fc2_weight_scale_used = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     fc1_input_amax_history = forward_state[0:1024]
     fc1_input_scale = forward_state[1024]
     fc1_weight_amax_history = forward_state[1025:2049]
@@ -187,7 +187,16 @@ def forward(
     fc2_input_scale = forward_state[3074]
     fc2_weight_amax_history = forward_state[3075:4099]
     fc2_weight_scale = forward_state[4099]
-    # 1. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
+    # 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+    if need_dx:
+        fc1_weight_scale_used = fc1_weight_scale.clone()
+    # 2. snapshot: fc2_input_scale -> fc2_input_scale_used
+    if need_dfc2_weight:
+        fc2_input_scale_used = fc2_input_scale.clone()
+    # 3. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+    if keep_fc2_weight_scale_used:
+        fc2_weight_scale_used = fc2_weight_scale.clone()
+    # 4. quantize: x, split_sizes, fc1_input_amax_history, fc1_input_scale -> x_rowwise,
     #    x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
@@ -198,7 +207,7 @@ def forward(
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
-    # 1. state after it: fc1_input_amax_history, fc1_input_scale
+    # 4. state after it: fc1_input_amax_history, fc1_input_scale
     if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
@@ -207,12 +216,12 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
+    # 5. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc1_weight_scale, layout=LAYOUT
     )
-    # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
+    # 5. state after it: fc1_weight_amax_history, fc1_weight_scale
     if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
@@ -221,17 +230,12 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=keep_fc2_weight_columnwise,
-        scale=fc2_weight_scale,
-        layout=LAYOUT,
+    # 6. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc2_weight_scale, layout=LAYOUT
     )
-    # 3. state after it: fc2_weight_amax_history, fc2_weight_scale
+    # 6. state after it: fc2_weight_amax_history, fc2_weight_scale
     if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
@@ -240,18 +244,15 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 6. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+    # 9. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
     #    fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
     h = quantized.grouped_gemm_fprop(
         x_rowwise_copy, fc1_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc1_bias
     )
-    # 7. snapshot: fc2_input_scale -> fc2_input_scale_used
-    if need_dfc2_weight:
-        fc2_input_scale_used = fc2_input_scale.clone()
-    # 8. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 10. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, probs)
-    # 9. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
-    #    a_rowwise_scale
+    # 11. quantize: a, split_sizes, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+    #     a_rowwise_scale
     a_rowwise_copy, _ = quantized.quantize(
         a,
         INPUT,
@@ -261,7 +262,7 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 9. state after it: fc2_input_amax_history, fc2_input_scale
+    # 11. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
@@ -270,7 +271,7 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 12. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+    # 14. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
     #     fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
     y = quantized.grouped_gemm_fprop(
         a_rowwise_copy, fc2_weight_rowwise_copy, split_sizes, dtype=x.dtype, add=fc2_bias
@@ -280,17 +281,13 @@ def forward(
         h
         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         else x.new_empty(0),
-        fc2_weight_columnwise_copy.data
-        if keep_fc2_weight_columnwise
-        else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale
-        if keep_fc2_weight_columnwise
-        else x.new_empty(0, dtype=torch.float32),
-        fc1_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc1_weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
+        fc1_weight_scale_used if need_dx else x.new_empty(0, dtype=torch.float32),
         fc2_input_scale_used if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
+        fc2_weight_scale_used
+        if keep_fc2_weight_scale_used
+        else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -308,14 +305,14 @@ def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
     fc2_input_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -327,30 +324,30 @@ def check_backward(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 3, "[E, H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
     checks.device(CELL, "fc2_input_scale_used", fc2_input_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_input_scale_used", fc2_input_scale_used, torch.float32)
     checks.rank(CELL, "fc2_input_scale_used", fc2_input_scale_used, 1, "[E]")
+    checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
@@ -359,35 +356,22 @@ def check_backward(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(
-        CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, E, "E (num_groups)"
-    )
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(
-        CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -1, E, "E (num_groups)"
-    )
+    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
         CELL,
@@ -398,7 +382,9 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_input_scale_used", fc2_input_scale_used, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
@@ -409,14 +395,14 @@ def backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
     fc2_input_scale_used: steps.IfAsked,
+    fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -426,22 +412,14 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = a = _ = (
-        a_columnwise_copy
-    ) = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = steps.ABSENT
+    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = (
+        fc2_weight_columnwise_copy
+    ) = da = a = a_columnwise_copy = dh = dh_rowwise_copy = dh_columnwise_copy = (
+        fc1_grad_output_amax_history
+    ) = fc1_grad_output_scale = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    need_dy_rowwise_decoded = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
@@ -452,7 +430,7 @@ def backward(
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_dy_rowwise_decoded,
+        rowwise=need_fc2_weight_copies,
         columnwise=need_dfc2_weight,
         group_sizes=split_sizes,
         scale=fc2_grad_output_scale,
@@ -469,26 +447,27 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
-    #    fc2_weight_columnwise_scale, split_sizes -> da
-    if need_dy_rowwise_decoded:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                fc2_weight_columnwise,
-                fc2_weight_columnwise_scale,
-                WEIGHT,
-                (E, H, F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc2_weight_scale_used,
+            layout=LAYOUT,
         )
-    # 5. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
+        )
+    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
     if need_dfc2_weight:
         a = _act_forward(h, probs)
-    # 6. quantize: a, split_sizes, fc2_input_scale_used -> a_columnwise, a_columnwise_scale
+    # 7. quantize: a, split_sizes, fc2_input_scale_used -> a_columnwise, a_columnwise_scale
     if need_dfc2_weight:
         _, a_columnwise_copy = quantized.quantize(
             a,
@@ -499,16 +478,16 @@ def backward(
             scale=fc2_input_scale_used,
             layout=LAYOUT,
         )
-    # 9. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-    #    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+    # 10. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    #     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.grouped_gemm_wgrad(
             dy_columnwise_copy, a_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 10. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dy_rowwise_decoded:
+    # 11. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 11. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 12. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
     #     -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias,
     #     dh_row_sums
     if need_dh_copies:
@@ -521,10 +500,10 @@ def backward(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 11. dfc1_bias
+    # 12. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 11. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 12. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -533,23 +512,24 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+    # 13. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #     fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc1_weight_scale_used,
+            layout=LAYOUT,
+        )
+    # 16. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
     #     fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy,
-            quantized.Operand(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
-                WEIGHT,
-                (E, 2 * F, H),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+    # 19. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
     #     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(

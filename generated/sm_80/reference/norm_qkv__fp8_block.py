@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:a553caa93cd597f2
+# checksum sha256:b0b9e715d7bf8998
 """norm_qkv__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -121,28 +121,17 @@ def forward(
     need_dnorm_weight: bool,
     need_dqkv_weight: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
-    keep_norm_rstd = need_dx or need_dnorm_weight
     # 1. norm rms: x, norm_weight -> n, norm_rstd
     n, norm_rstd = norms.norm_rms(x, weight=norm_weight, eps=norm_eps, zero_centered_gamma=False)
     # 2. quantize: n -> n_rowwise, n_rowwise_scale, n_columnwise, n_columnwise_scale
     n_rowwise_copy, n_columnwise_copy = quantized.quantize(
         steps.rows(n), INPUT, rowwise=True, columnwise=need_dqkv_weight, layout=LAYOUT
     )
-    # 3. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale,
-    #    qkv_weight_columnwise, qkv_weight_columnwise_scale
-    qkv_weight_rowwise_copy, qkv_weight_columnwise_copy = quantized.quantize(
-        qkv_weight, WEIGHT, rowwise=True, columnwise=keep_norm_rstd, layout=LAYOUT
+    # 3. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale
+    qkv_weight_rowwise_copy, _ = quantized.quantize(
+        qkv_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 6. gemm fprop: n_rowwise_decoded, qkv_weight_rowwise_decoded, qkv_bias -> qkv_y
     qkv_y = steps.with_leading(
@@ -155,9 +144,7 @@ def forward(
         q,
         k,
         v,
-        norm_rstd if keep_norm_rstd else None,
-        qkv_weight_columnwise_copy.data if keep_norm_rstd else None,
-        qkv_weight_columnwise_copy.scale if keep_norm_rstd else None,
+        norm_rstd if need_dx or need_dnorm_weight else None,
         n_columnwise_copy.data if need_dqkv_weight else None,
         n_columnwise_copy.scale if need_dqkv_weight else None,
     )
@@ -172,8 +159,7 @@ def check_backward(
     sin: Tensor,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
 ) -> None:
@@ -201,18 +187,9 @@ def check_backward(
     checks.device(CELL, "norm_rstd", norm_rstd, "dq", dq)
     checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
     checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
-    checks.device(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, "dq", dq)
-    checks.dtype(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, 2, "[H, align(3 * V, 16)]")
-    checks.device(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, "dq", dq)
-    checks.dtype(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "qkv_weight_columnwise_scale",
-        qkv_weight_columnwise_scale,
-        2,
-        "[ceildiv(3 * V, 128), ceildiv(H, 128)]",
-    )
+    checks.device(CELL, "qkv_weight", qkv_weight, "dq", dq)
+    checks.same_dtype(CELL, "qkv_weight", qkv_weight, "dq", dq)
+    checks.rank(CELL, "qkv_weight", qkv_weight, 2, "[3 * V, H]")
     checks.device(CELL, "n_columnwise", n_columnwise, "dq", dq)
     checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
@@ -226,8 +203,8 @@ def check_backward(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else n_columnwise_scale.shape[-1]
@@ -244,30 +221,7 @@ def check_backward(
     checks.leading(CELL, "sin", sin, 1, T, "T (tokens)")
     checks.size(CELL, "sin", sin, -1, P, "P (pairs)")
     checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
-    checks.size(
-        CELL,
-        "qkv_weight_columnwise",
-        qkv_weight_columnwise,
-        -1,
-        -(-(3 * V) // 16) * 16,
-        "align(3 * V, 16)",
-    )
-    checks.size(
-        CELL,
-        "qkv_weight_columnwise_scale",
-        qkv_weight_columnwise_scale,
-        -2,
-        -(-(3 * V) // 128),
-        "ceildiv(3 * V, 128)",
-    )
-    checks.size(
-        CELL,
-        "qkv_weight_columnwise_scale",
-        qkv_weight_columnwise_scale,
-        -1,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
+    checks.size(CELL, "qkv_weight", qkv_weight, -2, 3 * V, "3 * V")
     checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.multiple(CELL, "3 * V", 3 * V, 8, "sm_80")
@@ -284,8 +238,7 @@ def backward(
     sin: Tensor,
     norm_weight: steps.IfAsked,
     norm_rstd: steps.IfAsked,
-    qkv_weight_columnwise: steps.IfAsked,
-    qkv_weight_columnwise_scale: steps.IfAsked,
+    qkv_weight: steps.IfAsked,
     n_columnwise: steps.IfAsked,
     n_columnwise_scale: steps.IfAsked,
     need_dx: bool,
@@ -295,23 +248,22 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dqkv_weight = dqkv_bias = dn = steps.ABSENT
+    dx = dnorm_weight = dqkv_weight = dqkv_bias = _ = qkv_weight_columnwise_copy = dn = steps.ABSENT
     T = math.prod(dq.shape[:-1])
-    V = dq.shape[-1]
     H = (
         x.shape[-1]
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else n_columnwise_scale.shape[-1]
         if n_columnwise_scale is not None
         else 0
     )
-    need_dqkv_y_rowwise_decoded = need_dx or need_dnorm_weight
+    need_qkv_weight_copies = need_dx or need_dnorm_weight
     # 1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
     dqkv_y = rotary.pack(
         grad=dq,
@@ -327,31 +279,25 @@ def backward(
     dqkv_y_rowwise_copy, dqkv_y_columnwise_copy = quantized.quantize(
         steps.rows(dqkv_y),
         GRAD_OUTPUT,
-        rowwise=need_dqkv_y_rowwise_decoded,
+        rowwise=need_qkv_weight_copies,
         columnwise=need_dqkv_weight,
         layout=LAYOUT,
     )
     # 2. dqkv_bias
     if need_dqkv_bias:
         dqkv_bias = steps.column_sum(dqkv_y)
-    # 5. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded -> dn
-    if need_dqkv_y_rowwise_decoded:
+    # 3. quantize: qkv_weight -> qkv_weight_columnwise, qkv_weight_columnwise_scale
+    if need_qkv_weight_copies:
+        _, qkv_weight_columnwise_copy = quantized.quantize(
+            qkv_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 6. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded -> dn
+    if need_qkv_weight_copies:
         dn = steps.with_leading(
-            quantized.gemm_dgrad(
-                dqkv_y_rowwise_copy,
-                quantized.Operand(
-                    qkv_weight_columnwise,
-                    qkv_weight_columnwise_scale,
-                    WEIGHT,
-                    (3 * V, H),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dq.dtype,
-            ),
+            quantized.gemm_dgrad(dqkv_y_rowwise_copy, qkv_weight_columnwise_copy, dtype=dq.dtype),
             dq,
         )
-    # 8. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded -> dqkv_weight
+    # 9. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded -> dqkv_weight
     if need_dqkv_weight:
         dqkv_weight = quantized.gemm_wgrad(
             dqkv_y_columnwise_copy,
@@ -360,8 +306,8 @@ def backward(
             ),
             dtype=dq.dtype,
         )
-    # 9. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-    if need_dqkv_y_rowwise_decoded:
+    # 10. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+    if need_qkv_weight_copies:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, zero_centered_gamma=False
         )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:4fdb82b0f2f16bab
+# checksum sha256:bb58dc03c8a11022
 """norm_qkv__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -130,20 +130,23 @@ def forward(
     need_dqkv_weight: bool,
     need_dqkv_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    qkv_input_amax_history = qkv_input_scale = qkv_weight_amax_history = qkv_weight_scale = (
-        steps.ABSENT
-    )
+    qkv_weight_scale_used = qkv_input_amax_history = qkv_input_scale = qkv_weight_amax_history = (
+        qkv_weight_scale
+    ) = steps.ABSENT
     need_any = need_dx or need_dnorm_weight or need_dqkv_weight or need_dqkv_bias
     keep_norm_rstd = need_dx or need_dnorm_weight
     qkv_input_amax_history = forward_state[0:1024]
     qkv_input_scale = forward_state[1024]
     qkv_weight_amax_history = forward_state[1025:2049]
     qkv_weight_scale = forward_state[2049]
-    # 1. norm rms: x, norm_weight -> n, norm_rstd
+    # 1. snapshot: qkv_weight_scale -> qkv_weight_scale_used
+    if keep_norm_rstd:
+        qkv_weight_scale_used = qkv_weight_scale.clone()
+    # 2. norm rms: x, norm_weight -> n, norm_rstd
     n, norm_rstd = norms.norm_rms(x, weight=norm_weight, eps=norm_eps, zero_centered_gamma=False)
-    # 2. quantize: n, qkv_input_amax_history, qkv_input_scale -> n_rowwise, n_rowwise_scale,
+    # 3. quantize: n, qkv_input_amax_history, qkv_input_scale -> n_rowwise, n_rowwise_scale,
     #    n_columnwise, n_columnwise_scale
     n_rowwise_copy, n_columnwise_copy = quantized.quantize(
         steps.rows(n),
@@ -153,7 +156,7 @@ def forward(
         scale=qkv_input_scale,
         layout=LAYOUT,
     )
-    # 2. state after it: qkv_input_amax_history, qkv_input_scale
+    # 3. state after it: qkv_input_amax_history, qkv_input_scale
     if need_any:
         qkv_input_amax_history, qkv_input_scale = quantized.delayed_update(
             qkv_input_amax_history,
@@ -162,17 +165,12 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 3. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
-    #    qkv_weight_rowwise_scale, qkv_weight_columnwise, qkv_weight_columnwise_scale
-    qkv_weight_rowwise_copy, qkv_weight_columnwise_copy = quantized.quantize(
-        qkv_weight,
-        WEIGHT,
-        rowwise=True,
-        columnwise=keep_norm_rstd,
-        scale=qkv_weight_scale,
-        layout=LAYOUT,
+    # 4. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
+    #    qkv_weight_rowwise_scale
+    qkv_weight_rowwise_copy, _ = quantized.quantize(
+        qkv_weight, WEIGHT, rowwise=True, columnwise=False, scale=qkv_weight_scale, layout=LAYOUT
     )
-    # 3. state after it: qkv_weight_amax_history, qkv_weight_scale
+    # 4. state after it: qkv_weight_amax_history, qkv_weight_scale
     if need_any:
         qkv_weight_amax_history, qkv_weight_scale = quantized.delayed_update(
             qkv_weight_amax_history,
@@ -181,25 +179,22 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 6. gemm fprop: n_rowwise_decoded, qkv_weight_rowwise_decoded, n_rowwise_scale,
+    # 7. gemm fprop: n_rowwise_decoded, qkv_weight_rowwise_decoded, n_rowwise_scale,
     #    qkv_weight_rowwise_scale, qkv_bias -> qkv_y
     qkv_y = steps.with_leading(
         quantized.gemm_fprop(n_rowwise_copy, qkv_weight_rowwise_copy, dtype=x.dtype, add=qkv_bias),
         x,
     )
-    # 7. rotary_qkv: qkv_y, cos, sin -> q, k, v
+    # 8. rotary_qkv: qkv_y, cos, sin -> q, k, v
     q, k, v = rotary.part(qkv_y, cos=cos, sin=sin, queries_per_key=1, interleaved=False)
     return (
         q,
         k,
         v,
         norm_rstd if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
-        qkv_weight_columnwise_copy.data
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        qkv_weight_columnwise_copy.scale if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
         n_columnwise_copy.data if need_dqkv_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         n_columnwise_copy.scale if need_dqkv_weight else x.new_empty(0, dtype=torch.float32),
+        qkv_weight_scale_used if keep_norm_rstd else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             qkv_input_amax_history, qkv_input_scale, qkv_weight_amax_history, qkv_weight_scale
         ),
@@ -215,10 +210,10 @@ def check_backward(
     sin: Tensor,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
+    qkv_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -245,18 +240,18 @@ def check_backward(
     checks.device(CELL, "norm_rstd", norm_rstd, "dq", dq)
     checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
     checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
-    checks.device(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, "dq", dq)
-    checks.dtype(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "qkv_weight_columnwise", qkv_weight_columnwise, 2, "[H, align(3 * V, 16)]")
-    checks.device(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, "dq", dq)
-    checks.dtype(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "qkv_weight", qkv_weight, "dq", dq)
+    checks.same_dtype(CELL, "qkv_weight", qkv_weight, "dq", dq)
+    checks.rank(CELL, "qkv_weight", qkv_weight, 2, "[3 * V, H]")
     checks.device(CELL, "n_columnwise", n_columnwise, "dq", dq)
     checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
     checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dq", dq)
     checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
     checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "qkv_weight_scale_used", qkv_weight_scale_used, "dq", dq)
+    checks.dtype(CELL, "qkv_weight_scale_used", qkv_weight_scale_used, torch.float32)
+    checks.rank(CELL, "qkv_weight_scale_used", qkv_weight_scale_used, 1, "[1]")
     checks.device(CELL, "backward_state", backward_state, "dq", dq)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[1025, 1]")
@@ -268,8 +263,8 @@ def check_backward(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else 0
@@ -284,17 +279,10 @@ def check_backward(
     checks.leading(CELL, "sin", sin, 1, T, "T (tokens)")
     checks.size(CELL, "sin", sin, -1, P, "P (pairs)")
     checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
-    checks.size(
-        CELL,
-        "qkv_weight_columnwise",
-        qkv_weight_columnwise,
-        -1,
-        -(-(3 * V) // 16) * 16,
-        "align(3 * V, 16)",
-    )
-    checks.size(CELL, "qkv_weight_columnwise_scale", qkv_weight_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "qkv_weight", qkv_weight, -2, 3 * V, "3 * V")
     checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "qkv_weight_scale_used", qkv_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 1025, "1025")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
     checks.multiple(CELL, "3 * V", 3 * V, 8, "sm_80")
@@ -311,10 +299,10 @@ def backward(
     sin: Tensor,
     norm_weight: steps.IfAsked,
     norm_rstd: steps.IfAsked,
-    qkv_weight_columnwise: steps.IfAsked,
-    qkv_weight_columnwise_scale: steps.IfAsked,
+    qkv_weight: steps.IfAsked,
     n_columnwise: steps.IfAsked,
     n_columnwise_scale: steps.IfAsked,
+    qkv_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -323,21 +311,20 @@ def backward(
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dnorm_weight = dqkv_weight = dqkv_bias = dn = steps.ABSENT
+    dx = dnorm_weight = dqkv_weight = dqkv_bias = _ = qkv_weight_columnwise_copy = dn = steps.ABSENT
     T = math.prod(dq.shape[:-1])
-    V = dq.shape[-1]
     H = (
         x.shape[-1]
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else 0
     )
-    need_dqkv_y_rowwise_decoded = need_dx or need_dnorm_weight
+    need_qkv_weight_copies = need_dx or need_dnorm_weight
     qkv_grad_output_amax_history = backward_state[0:1024]
     qkv_grad_output_scale = backward_state[1024]
     # 1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
@@ -356,7 +343,7 @@ def backward(
     dqkv_y_rowwise_copy, dqkv_y_columnwise_copy = quantized.quantize(
         steps.rows(dqkv_y),
         GRAD_OUTPUT,
-        rowwise=need_dqkv_y_rowwise_decoded,
+        rowwise=need_qkv_weight_copies,
         columnwise=need_dqkv_weight,
         scale=qkv_grad_output_scale,
         layout=LAYOUT,
@@ -372,25 +359,25 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 5. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded, dqkv_y_rowwise_scale,
+    # 3. quantize: qkv_weight, qkv_weight_scale_used -> qkv_weight_columnwise,
+    #    qkv_weight_columnwise_scale
+    if need_qkv_weight_copies:
+        _, qkv_weight_columnwise_copy = quantized.quantize(
+            qkv_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=qkv_weight_scale_used,
+            layout=LAYOUT,
+        )
+    # 6. gemm dgrad: dqkv_y_rowwise_decoded, qkv_weight_columnwise_decoded, dqkv_y_rowwise_scale,
     #    qkv_weight_columnwise_scale -> dn
-    if need_dqkv_y_rowwise_decoded:
+    if need_qkv_weight_copies:
         dn = steps.with_leading(
-            quantized.gemm_dgrad(
-                dqkv_y_rowwise_copy,
-                quantized.Operand(
-                    qkv_weight_columnwise,
-                    qkv_weight_columnwise_scale,
-                    WEIGHT,
-                    (3 * V, H),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dq.dtype,
-            ),
+            quantized.gemm_dgrad(dqkv_y_rowwise_copy, qkv_weight_columnwise_copy, dtype=dq.dtype),
             dq,
         )
-    # 8. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded, dqkv_y_columnwise_scale,
+    # 9. gemm wgrad: dqkv_y_columnwise_decoded, n_columnwise_decoded, dqkv_y_columnwise_scale,
     #    n_columnwise_scale -> dqkv_weight
     if need_dqkv_weight:
         dqkv_weight = quantized.gemm_wgrad(
@@ -400,8 +387,8 @@ def backward(
             ),
             dtype=dq.dtype,
         )
-    # 9. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-    if need_dqkv_y_rowwise_decoded:
+    # 10. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+    if need_qkv_weight_copies:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, zero_centered_gamma=False
         )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:40a12aec923de3dd
+# checksum sha256:87b7a11aa4ac4607
 """grouped_linear__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: K, N; no block with a scale of its own is cut.
@@ -17,24 +17,24 @@ OPS = (
         name="grouped_linear__fp8_block_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias"),
-        flags=2,
+        flags=1,
         mutated=0,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 1, 1),
         ways=(
             # K, in multiples of 128
             Way(
                 arguments=(1, 2, WHOLE, PARTIAL),
-                results=(PARTIAL, 1, 2, 0, 1),
+                results=(PARTIAL, 0, 1),
                 sizes=((0, 1, 2, 128), (1, 2, 3, 128)),
             ),
             # N, in multiples of 128
             Way(
                 arguments=(WHOLE, 1, WHOLE, 1),
-                results=(1, 2, 1, WHOLE, WHOLE),
+                results=(1, WHOLE, WHOLE),
                 sizes=((1, 1, 2, 128), (3, 1, 2, 128)),
             ),
         ),
@@ -42,34 +42,26 @@ OPS = (
     Op(
         name="grouped_linear__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+        tensors=("dy", "split_sizes", "weight", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4),
         asked=(1, 2, 4),
         ways=(
             # K, in multiples of 128
             Way(
-                arguments=(WHOLE, WHOLE, 1, 2, 0, 1),
+                arguments=(WHOLE, WHOLE, 2, 0, 1),
                 results=(1, 2, WHOLE),
-                sizes=((2, 1, 2, 128), (4, 0, 1, 128), (5, 1, 2, 128)),
+                sizes=((2, 2, 3, 128), (3, 0, 1, 128), (4, 1, 2, 128)),
             ),
             # N, in multiples of 128
             Way(
-                arguments=(1, WHOLE, 2, 1, WHOLE, WHOLE),
+                arguments=(1, WHOLE, 1, WHOLE, WHOLE),
                 results=(PARTIAL, 1, 1),
-                sizes=((0, 1, 2, 128),),
+                sizes=((0, 1, 2, 128), (2, 1, 2, 128)),
             ),
         ),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:756fbeef1934dd65
+# checksum sha256:d834e5af0fad51da
 """grouped_linear__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -17,34 +17,34 @@ OPS = (
         name="grouped_linear__fp8_delayed_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias", "forward_state"),
         flags=3,
         mutated=1,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 2, 2, 1),
         ways=(),
     ),
     Op(
         name="grouped_linear__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor? weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "weight_scale_used",
             "backward_state",
         ),
         flags=3,
         mutated=1,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4, 5),
         asked=(1, 2, 4),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:978f4856df5be256
+# checksum sha256:79a53528e407c169
 """grouped_linear__fp8_rowwise on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: N; no block with a scale of its own is cut.
@@ -17,18 +17,18 @@ OPS = (
         name="grouped_linear__fp8_rowwise_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias"),
-        flags=2,
+        flags=1,
         mutated=0,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 1, 1),
         ways=(
             # N, in multiples of 8, where no gradient is asked for
             Way(
                 arguments=(WHOLE, 1, WHOLE, 1),
-                results=(1, WHOLE, WHOLE, WHOLE, WHOLE),
+                results=(1, WHOLE, WHOLE),
                 sizes=((1, 1, 2, 8), (3, 1, 2, 8)),
                 gradients=False,
             ),
@@ -37,21 +37,13 @@ OPS = (
     Op(
         name="grouped_linear__fp8_rowwise_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+        tensors=("dy", "split_sizes", "weight", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4),
         asked=(1, 2, 4),
         ways=(),
     ),

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:6a96a3e4561eacc0
+# checksum sha256:c282bbf37b6c7fbf
 """linear_activation__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -18,34 +18,34 @@ OPS = (
         name="linear_activation__fp8_delayed_forward",
         schema=(
             "(Tensor x, Tensor fc_weight, Tensor? fc_bias, Tensor(a!) forward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc_weight", "fc_bias", "forward_state"),
         flags=3,
         mutated=1,
         saved=(),
-        asked=(0, 7, 1, 1, 2, 2),
+        asked=(0, 7, 2, 2, 1),
         ways=(),
     ),
     Op(
         name="linear_activation__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor fc_y, Tensor? fc_weight_columnwise, "
-            "Tensor? fc_weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor? fc_weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
+            "fc_weight",
             "fc_y",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc_weight_scale_used",
             "backward_state",
         ),
         flags=3,
         mutated=1,
-        saved=(1, 2, 3, 4, 5),
+        saved=(2, 3, 4, 5),
         asked=(1, 2, 4),
         ways=(),
     ),

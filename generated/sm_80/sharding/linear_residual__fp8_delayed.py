@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:3eca78400f6a13b9
+# checksum sha256:366efed20847dc3e
 """linear_residual__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -17,34 +17,33 @@ OPS = (
         name="linear_residual__fp8_delayed_forward",
         schema=(
             "(Tensor x, Tensor fc_weight, Tensor residual, Tensor? fc_bias, "
-            "Tensor(a!) forward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "Tensor(a!) forward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc_weight", "residual", "fc_bias", "forward_state"),
         flags=4,
         mutated=1,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 2, 2, 1),
         ways=(),
     ),
     Op(
         name="linear_residual__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
-            "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor? fc_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
+            "fc_weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc_weight_scale_used",
             "backward_state",
         ),
         flags=3,
         mutated=1,
-        saved=(1, 2, 3, 4),
+        saved=(2, 3, 4),
         asked=(1, 2, 4),
         ways=(),
     ),

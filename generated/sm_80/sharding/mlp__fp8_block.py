@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:0240c8dc59986a74
+# checksum sha256:ee36cd0c5d236c29
 """mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, F, H; no block with a scale of its own is cut.
@@ -17,31 +17,30 @@ OPS = (
         name="mlp__fp8_block_forward",
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc1_weight", "fc2_weight", "fc1_bias", "fc2_bias"),
         flags=4,
         mutated=0,
         saved=(),
-        asked=(0, 11, 11, 11, 4, 4, 1, 1, 2, 2),
+        asked=(0, 11, 4, 4, 2, 2),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, WHOLE, WHOLE, WHOLE),
-                results=(0, 0, WHOLE, WHOLE, 1, 0, WHOLE, WHOLE, 1, 0),
+                results=(0, 0, 1, 0, 1, 0),
                 sizes=((0, 0, -1, 128),),
             ),
             # F, in multiples of 128
             Way(
                 arguments=(WHOLE, 0, 1, 0, PARTIAL),
-                results=(PARTIAL, -1, 0, 1, 0, 1, 1, 0, WHOLE, WHOLE),
+                results=(PARTIAL, -1, 0, 1, WHOLE, WHOLE),
                 sizes=((1, 0, 1, 128), (2, 1, 2, 128), (3, 0, 1, 128)),
             ),
             # H, in multiples of 128, where no gradient is asked for
             Way(
                 arguments=(WHOLE, WHOLE, 0, WHOLE, 0),
-                results=(-1, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE),
+                results=(-1, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE),
                 sizes=((2, 0, 1, 128), (4, 0, 1, 128)),
                 gradients=False,
             ),
@@ -50,41 +49,42 @@ OPS = (
     Op(
         name="mlp__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
-            "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
         ),
         flags=5,
         mutated=0,
-        saved=(1, 2, 3, 4, 5, 6, 7, 8, 9),
+        saved=(2, 4, 5, 6, 7),
         asked=(1, 2, 4, 8, 16),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, WHOLE, 1, 0, WHOLE, WHOLE, 1, 0),
+                arguments=(0, WHOLE, 0, WHOLE, 1, 0, 1, 0),
                 results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
+                sizes=((0, 0, -1, 128), (2, 0, -1, 128)),
             ),
             # F, in multiples of 128
             Way(
-                arguments=(WHOLE, -1, 0, 1, 0, 1, 1, 0, WHOLE, WHOLE),
+                arguments=(WHOLE, 0, -1, 1, 0, 1, WHOLE, WHOLE),
                 results=(PARTIAL, 0, 1, 0, WHOLE),
-                sizes=((1, -1, None, 128), (2, 0, 1, 128), (4, 0, 1, 128), (5, 1, 2, 128)),
+                sizes=(
+                    (1, 0, 1, 128),
+                    (2, -1, None, 128),
+                    (3, 1, 2, 128),
+                    (4, 0, 1, 128),
+                    (5, 1, 2, 128),
+                ),
             ),
         ),
     ),

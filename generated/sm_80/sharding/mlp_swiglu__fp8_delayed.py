@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:d3ba9482f5e5c827
+# checksum sha256:530385328d406656
 """mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -18,41 +18,40 @@ OPS = (
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
             "Tensor(a!) forward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc1_weight", "fc2_weight", "fc1_bias", "fc2_bias", "forward_state"),
         flags=5,
         mutated=1,
         saved=(),
-        asked=(0, 11, 11, 11, 4, 4, 1, 1, 2, 2),
+        asked=(0, 11, 4, 4, 2, 2, 1, 11),
         ways=(),
     ),
     Op(
         name="mlp_swiglu__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
-            "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor(a!) backward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor? fc1_weight_scale_used, Tensor? fc2_weight_scale_used, "
+            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=5,
         mutated=1,
-        saved=(1, 2, 3, 4, 5, 6, 7, 8, 9),
+        saved=(2, 4, 5, 6, 7, 8, 9),
         asked=(1, 2, 4, 8, 16),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:f2011ce2b43d80de
+# checksum sha256:1fe8517166ccdd83
 """norm_qkv__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -18,18 +18,18 @@ OPS = (
         schema=(
             "(Tensor x, Tensor norm_weight, Tensor qkv_weight, Tensor cos, Tensor sin, "
             "Tensor? qkv_bias, int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "norm_weight", "qkv_weight", "cos", "sin", "qkv_bias"),
         flags=3,
         mutated=0,
         saved=(),
-        asked=(0, 0, 0, 3, 3, 3, 4, 4),
+        asked=(0, 0, 0, 3, 4, 4),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, WHOLE, 0, 0, WHOLE),
-                results=(0, 0, 0, 0, WHOLE, WHOLE, 1, 0),
+                results=(0, 0, 0, 0, 1, 0),
                 sizes=((0, 0, -1, 128), (3, 0, -1, 128), (4, 0, -1, 128)),
             ),
         ),
@@ -38,8 +38,7 @@ OPS = (
         name="norm_qkv__fp8_block_backward",
         schema=(
             "(Tensor dq, Tensor dk, Tensor dv, Tensor? x, Tensor cos, Tensor sin, "
-            "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight_columnwise, "
-            "Tensor? qkv_weight_columnwise_scale, Tensor? n_columnwise, "
+            "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight, Tensor? n_columnwise, "
             "Tensor? n_columnwise_scale, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
             "Tensor, Tensor)"
         ),
@@ -52,19 +51,18 @@ OPS = (
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight_columnwise",
-            "qkv_weight_columnwise_scale",
+            "qkv_weight",
             "n_columnwise",
             "n_columnwise_scale",
         ),
         flags=4,
         mutated=0,
-        saved=(7, 8, 9, 10, 11),
+        saved=(7, 9, 10),
         asked=(1, 2, 4, 8),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, 0, 0, 0, 0, WHOLE, 0, WHOLE, WHOLE, 1, 0),
+                arguments=(0, 0, 0, 0, 0, 0, WHOLE, 0, WHOLE, 1, 0),
                 results=(0, PARTIAL, PARTIAL, PARTIAL),
                 sizes=(
                     (0, 0, -1, 128),

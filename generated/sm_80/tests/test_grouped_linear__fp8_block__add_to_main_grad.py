@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:2d4e27f6c03327b3
+# checksum sha256:f49103cd0e66056d
 """Tests of grouped_linear__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -192,7 +192,6 @@ def test_opcheck(device: str) -> None:
             )
         ),
         True,
-        True,
     )
     support.opcheck("grouped_linear__fp8_block__add_to_main_grad_forward", arguments)
     results = support.op("grouped_linear__fp8_block__add_to_main_grad_forward")(*arguments)
@@ -202,8 +201,6 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "weight_columnwise",
-                    "weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -216,8 +213,7 @@ def test_opcheck(device: str) -> None:
         kept,
         (
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
             "weight_main_grad",

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:1fd713d6e1ab334a
+# checksum sha256:f701971ca5fe2eba
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -252,14 +252,12 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "fc1_weight_scale_used",
+                    "fc2_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -271,15 +269,15 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
         ),
     )

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:81c689a61092cd09
+# checksum sha256:a627a16e3bd74d3f
 """Tests of linear_activation__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -160,8 +160,6 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "fc_y",
-                    "fc_weight_columnwise",
-                    "fc_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -173,9 +171,8 @@ def test_opcheck(device: str) -> None:
     saved = support.pick(
         kept,
         (
+            "fc_weight",
             "fc_y",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
         ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_89.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:4768d45f4f11bbcd
+# checksum sha256:0c1dec616b495ba9
 """Tests of grouped_mlp__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -231,13 +231,9 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
-                    "saved_amaxes",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
+                    "saved_amaxes",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -251,14 +247,12 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
-            "saved_amaxes",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
+            "saved_amaxes",
             "x_columnwise",
             "x_columnwise_scale",
             "rng_state",

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:88930250a80bb90c
+// checksum sha256:d6f597d26e8ddb9b
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -23,13 +23,11 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__fp8_block__add_to_main_grad";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    bool need_dx,
     bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -64,11 +62,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
   const Tensor y = empty({T, N}, io, x);
-  std::optional<Tensor> weight_columnwise;
-  if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale =
-      empty({E, ceildiv(N, 128), ceildiv(K, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
@@ -105,8 +98,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
-  //    weight_columnwise_scale
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -119,9 +111,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(weight_rowwise);
     arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 16);
     check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
@@ -139,14 +128,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(weight_rowwise_scale)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     std::optional<Tensor> weight_main_grad,
@@ -159,13 +147,9 @@ std::tuple<Tensor, Tensor> backward(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
-      "[E, ceildiv(N, 128), ceildiv(K, 128)]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -180,19 +164,11 @@ std::tuple<Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1)
       : weight_main_grad ? extent(*weight_main_grad, -1) : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
-      "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 128),
-      "ceildiv(N, 128)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, ceildiv(K, 128),
-      "ceildiv(K, 128)");
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
@@ -210,22 +186,24 @@ std::tuple<Tensor, Tensor> backward(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 5> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+  const std::array<Lifetime, 7> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(N, 128) * 32 * (T / 32 + E)) : kUnwanted, 1, 2},
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dweight ? padded(4 * (T / 128 + E) * N) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(N, 128) * 32 * (T / 32 + E)) : kUnwanted, 1, 3},
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_dweight ? padded(4 * (T / 128 + E) * N) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 3},  // weight_columnwise
+      // weight_columnwise_scale
+      {need_dx ? padded(4 * E * ceildiv(N, 128) * ceildiv(K, 128)) : kUnwanted, 2, 3},
   }};
   const std::array regions{
-      region(dx, /*before=*/2),
+      region(dx, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -233,6 +211,8 @@ std::tuple<Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
+  void* const weight_columnwise = workspace[5];
+  void* const weight_columnwise_scale = workspace[6];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dbias, dy_row_sums
@@ -256,24 +236,40 @@ std::tuple<Tensor, Tensor> backward(
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise), /*bias=*/nullptr,
+                      /*out=*/writable(dx), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                      /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
   //    split_sizes, weight_main_grad -> weight_main_grad
   if (need_dweight) {
     check(kCell,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ac7ef9a189381faa
+// checksum sha256:132174283fb21153
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_row_fast.h"
@@ -21,13 +21,11 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__fp8_rowwise";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    bool need_dx,
     bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -62,16 +60,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
   const Tensor y = empty({T, N}, io, x);
-  std::optional<Tensor> weight_columnwise;
-  if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale = empty({E, K}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({E, K}, ScalarType::Float, x);
-  const std::array<Lifetime, 8> lives{{
+  const std::array<Lifetime, 7> lives{{
       {padded(T * align(K, 16)), 1, 3},  // x_rowwise
       {padded(4 * T), 1, 3},  // x_rowwise_scale
       {padded(4 * T), 1, 1},  // x_row_amax
@@ -79,11 +73,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * N * align(K, 16)), 2, 3},  // weight_rowwise
       {padded(4 * E * N), 2, 3},  // weight_rowwise_scale
       {padded(4 * E * N), 2, 2},  // weight_row_amax
-      {padded(4 * E * K), 2, 2},  // weight_column_amax
   }};
   const std::array regions{
-      region(weight_columnwise, /*before=*/2),
-      region(weight_columnwise_scale, /*before=*/2),
       region(y, /*before=*/3),
   };
   const Workspace workspace(lives, x, regions);
@@ -94,7 +85,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_rowwise = workspace[4];
   void* const weight_rowwise_scale = workspace[5];
   void* const weight_row_amax = workspace[6];
-  void* const weight_column_amax = workspace[7];
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
   //    x_row_amax, x_column_amax
@@ -116,8 +106,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.column_amax = floats(writable(x_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
-  //    weight_columnwise_scale, weight_row_amax, weight_column_amax
+  // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_row_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -129,11 +118,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(weight_rowwise);
     arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(K, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 16);
     arguments.row_amax = floats(writable(weight_row_amax));
-    arguments.column_amax = floats(writable(weight_column_amax));
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
   // 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
@@ -151,14 +136,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(weight_rowwise_scale)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -170,12 +154,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 2, true, "[E, K]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -186,15 +167,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : weight_columnwise_scale ? extent(*weight_columnwise_scale, -1)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
-      "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, E,
-      "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, E, "E (num_groups)");
@@ -208,8 +184,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   std::optional<Tensor> dx;
@@ -218,18 +193,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   if (need_dweight) dweight = empty({E, N, K}, io, dy);
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
-  const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4 * T) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dweight ? padded(4 * E * N) : kUnwanted, 1, 3},  // dy_columnwise_scale
+  const std::array<Lifetime, 10> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(4 * T) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_dweight ? padded(4 * E * N) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * T), 1, 1},  // dy_row_amax
       {padded(4 * E * N), 1, 1},  // dy_column_amax
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 3},  // weight_columnwise
+      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 3},  // weight_columnwise_scale
+      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 2},  // weight_column_amax
   }};
   const std::array regions{
-      region(dx, /*before=*/2),
-      region(dweight, /*before=*/3),
+      region(dx, /*before=*/3),
+      region(dweight, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -239,6 +217,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_row_amax = workspace[4];
   void* const dy_column_amax = workspace[5];
   void* const dy_row_sums = workspace[6];
+  void* const weight_columnwise = workspace[7];
+  void* const weight_columnwise_scale = workspace[8];
+  void* const weight_column_amax = workspace[9];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_row_amax, dy_column_amax, dbias, dy_row_sums
@@ -262,24 +243,40 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_column_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      arguments.column_amax = floats(writable(weight_column_amax));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e4m3_e4m3_row_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(weight_columnwise), /*bias=*/nullptr,
+                      /*out=*/writable(dx), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                      /*tokens=*/T, /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*pitch_a=*/align(N, 16),
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
   //    split_sizes -> dweight
   if (need_dweight) {
     check(kCell,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:4b67e70cb476e4de
+// checksum sha256:2bb65694bbe8ecf6
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -25,13 +25,11 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__mxfp8";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    bool need_dx,
     bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -66,11 +64,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
   const Tensor y = empty({T, N}, io, x);
-  std::optional<Tensor> weight_columnwise;
-  if (need_dx) weight_columnwise = empty({E, K, align(N, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale =
-      empty({E, ceildiv(N, 32), K}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
@@ -96,8 +89,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_rowwise_decoded = workspace[5];
 
   // 1. quantize_several: x, split_sizes, weight -> x_rowwise, x_rowwise_scale, x_columnwise,
-  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale, weight_columnwise,
-  //    weight_columnwise_scale
+  //    x_columnwise_scale, weight_rowwise, weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -122,10 +114,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[1].quantize.rowwise.data = writable(weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(K, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(N, 16);
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_mx_1x32(io, arguments, stream));
   }
@@ -172,14 +160,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/nullptr,
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -191,14 +178,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true, "[E, K, align(N, 16)]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale),
-      ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
-      "[E, ceildiv(N, 32), K]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -209,17 +191,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : weight_columnwise_scale ? extent(*weight_columnwise_scale, -1)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 16),
-      "align(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 32),
-      "ceildiv(N, 32)");
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 32 + E, "T // 32 + E");
@@ -233,8 +208,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   std::optional<Tensor> dx;
@@ -243,22 +217,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   if (need_dweight) dweight = empty({E, N, K}, io, dy);
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
-  const std::array<Lifetime, 10> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},  // dy_columnwise
-      {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 1, 5},  // dy_columnwise_scale
+  const std::array<Lifetime, 12> lives{{
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
+      {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 1, 6},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * T * N) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
+      {need_dx ? padded(E * ceildiv(N, 32) * K) : kUnwanted, 2, 4},  // weight_columnwise_scale
+      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
       // dy_columnwise_decoded
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 5, 7},
-      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
+      {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
-      region(dweight, /*before=*/7),
+      region(dx, /*before=*/5),
+      region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -266,11 +242,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const weight_columnwise_decoded = workspace[6];
-  void* const dy_columnwise_decoded = workspace[7];
-  void* const dy_padded_sizes = workspace[8];
-  void* const x_columnwise_decoded = workspace[9];
+  void* const weight_columnwise = workspace[5];
+  void* const weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const weight_columnwise_decoded = workspace[8];
+  void* const dy_columnwise_decoded = workspace[9];
+  void* const dy_padded_sizes = workspace[10];
+  void* const x_columnwise_decoded = workspace[11];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dbias, dy_row_sums
@@ -292,7 +270,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -309,12 +303,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
+  // 4. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise_dense);
-      arguments.scale = pointer(weight_columnwise_scale_dense);
+      arguments.data = pointer(weight_columnwise);
+      arguments.scale = pointer(weight_columnwise_scale);
       arguments.output = writable(weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = K;
@@ -327,7 +321,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
@@ -341,7 +335,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dweight) {
     {
@@ -360,7 +354,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 7. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -377,7 +371,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_padded_sizes -> dweight
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_padded_sizes -> dweight
   if (need_dweight) {
     check(kCell,
           gemm_decoded_sm90_wgrad(io,

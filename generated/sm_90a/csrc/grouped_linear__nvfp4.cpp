@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:8b3aa82977cb8af8
+// checksum sha256:f19df13debde9172
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e2m1_nv_16x16.h"
@@ -28,13 +28,11 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_linear__nvfp4";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> forward(
+std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor weight,
     Tensor split_sizes,
     std::optional<Tensor> bias,
-    bool need_dx,
     bool need_dweight) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -68,20 +66,14 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto weight_dense = dense(weight);
   const auto split_sizes_dense = dense(split_sizes);
   const auto bias_dense = dense(bias);
-  const bool need_any = need_dx || need_dweight;
   const Tensor y = empty({T, N}, io, x);
-  std::optional<Tensor> weight_columnwise;
-  if (need_dx) weight_columnwise = empty({E, K, align(N, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
-  std::optional<Tensor> weight_columnwise_scale;
-  if (need_dx) weight_columnwise_scale =
-      empty({E, ceildiv(N, 16), ceildiv(K, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> saved_amaxes;
-  if (need_any) saved_amaxes = empty({2, E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dweight) x_columnwise =
       empty({K, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dweight) x_columnwise_scale = empty({T / 16 + E, K}, ScalarType::Float8_e4m3fn, x);
+  std::optional<Tensor> x_columnwise_amax;
+  if (need_dweight) x_columnwise_amax = empty({E}, ScalarType::Float, x);
   const std::array<Lifetime, 10> lives{{
       {padded(T * (align(K, 32) / 2)), 1, 3},  // x_rowwise
       {padded(T * ceildiv(K, 16)), 1, 3},  // x_rowwise_scale
@@ -90,7 +82,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * N * (align(K, 32) / 2)), 2, 4},  // weight_rowwise
       {padded(E * ceildiv(N, 16) * ceildiv(K, 16)), 2, 4},  // weight_rowwise_scale
       {padded(4 * E), 2, 5},  // weight_rowwise_amax
-      {padded(4 * 384 * 2 * E), 2, 2},  // weight_partial_amax
+      {padded(4 * 384 * E), 2, 2},  // weight_partial_amax
       {padded(2 * T * K), 3, 5},  // x_rowwise_decoded
       {padded(2 * E * N * K), 4, 5},  // weight_rowwise_decoded
   }};
@@ -108,8 +100,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const weight_partial_amax = workspace[7];
   void* const x_rowwise_decoded = workspace[8];
   void* const weight_rowwise_decoded = workspace[9];
-  void* const weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
-  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -133,7 +123,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
-  //    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
+  //    weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(weight_dense);
@@ -146,10 +136,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(K, 32) / 2;
     arguments.rowwise_amax = floats(writable(weight_rowwise_amax));
-    arguments.quantize.columnwise.data = need_dx ? writable(weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(N, 32) / 2;
-    arguments.columnwise_amax = floats(need_dx ? writable(weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
@@ -197,18 +183,16 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(weight_rowwise_amax)),
             },
             stream));
-  return {y, weight_columnwise, weight_columnwise_scale, saved_amaxes, x_columnwise,
-      x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale, x_columnwise_amax};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> weight_columnwise,
-    std::optional<Tensor> weight_columnwise_scale,
-    std::optional<Tensor> saved_amaxes,
+    std::optional<Tensor> weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> x_columnwise_amax,
     Tensor rng_state,
     bool need_dx,
     bool need_dweight,
@@ -219,18 +203,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "weight_columnwise", given(weight_columnwise), "dy", dy);
-  check_dtype(kCell, "weight_columnwise", given(weight_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "weight_columnwise", given(weight_columnwise), 3, true,
-      "[E, K, align(N, 32) // 2]");
-  check_device(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "weight_columnwise_scale", given(weight_columnwise_scale),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), 3, true,
-      "[E, ceildiv(N, 16), ceildiv(K, 16)]");
-  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
-  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
-  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
+  check_device(kCell, "weight", given(weight), "dy", dy);
+  check_same_dtype(kCell, "weight", given(weight), "dy", dy);
+  check_rank(kCell, "weight", given(weight), 3, true, "[E, N, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -238,6 +213,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 16 + E, K]");
+  check_device(kCell, "x_columnwise_amax", given(x_columnwise_amax), "dy", dy);
+  check_dtype(kCell, "x_columnwise_amax", given(x_columnwise_amax), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_amax", given(x_columnwise_amax), 1, true, "[E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -245,23 +223,14 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t N = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t K = weight_columnwise ? extent(*weight_columnwise, -2)
-      : x_columnwise ? extent(*x_columnwise, -2)
+  const int64_t K = weight ? extent(*weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
       : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "weight_columnwise", given(weight_columnwise), -1, align(N, 32) / 2,
-      "align(N, 32) // 2");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -2, ceildiv(N, 16),
-      "ceildiv(N, 16)");
-  check_size(kCell, "weight_columnwise_scale", given(weight_columnwise_scale), -1, ceildiv(K, 16),
-      "ceildiv(K, 16)");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -3, E, "E (num_groups)");
+  check_size(kCell, "weight", given(weight), -2, N, "N (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
+  check_size(kCell, "x_columnwise_amax", given(x_columnwise_amax), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "N (out_features)", N, 8, "sm_90a");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
@@ -274,34 +243,38 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto weight_columnwise_dense = dense(weight_columnwise);
-  const auto weight_columnwise_scale_dense = dense(weight_columnwise_scale);
-  const auto saved_amaxes_dense = dense(saved_amaxes);
+  const auto weight_dense = dense(weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto x_columnwise_amax_dense = dense(x_columnwise_amax);
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 13> lives{{
-      {need_dx ? padded(T * (align(N, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(T * ceildiv(N, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
+  const std::array<Lifetime, 17> lives{{
+      {need_dx ? padded(T * (align(N, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(T * ceildiv(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_amax
       // dy_columnwise
-      {need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},
-      {need_dweight ? padded((T / 16 + E) * N) : kUnwanted, 1, 5},  // dy_columnwise_scale
-      {need_dweight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_amax
+      {need_dweight ? padded(N * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 6},
+      {need_dweight ? padded((T / 16 + E) * N) : kUnwanted, 1, 6},  // dy_columnwise_scale
+      {need_dweight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_amax
       {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(2 * T * N) : kUnwanted, 2, 4},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 3, 4},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * (align(N, 32) / 2)) : kUnwanted, 2, 4},  // weight_columnwise
+      // weight_columnwise_scale
+      {need_dx ? padded(E * ceildiv(N, 16) * ceildiv(K, 16)) : kUnwanted, 2, 4},
+      {need_dx ? padded(4 * E) : kUnwanted, 2, 5},  // weight_columnwise_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // weight_partial_amax
+      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
       // dy_columnwise_decoded
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 5, 7},
-      {need_dweight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
+      {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
-      region(dweight, /*before=*/7),
+      region(dx, /*before=*/5),
+      region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -312,15 +285,15 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise_amax = workspace[5];
   void* const dy_partial_amax = workspace[6];
   void* const dy_row_sums = workspace[7];
-  void* const dy_rowwise_decoded = workspace[8];
-  void* const weight_columnwise_decoded = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const dy_padded_sizes = workspace[11];
-  void* const x_columnwise_decoded = workspace[12];
-  const float* const weight_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) : nullptr;
-  const float* const x_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
+  void* const weight_columnwise = workspace[8];
+  void* const weight_columnwise_scale = workspace[9];
+  void* const weight_columnwise_amax = workspace[10];
+  void* const weight_partial_amax = workspace[11];
+  void* const dy_rowwise_decoded = workspace[12];
+  void* const weight_columnwise_decoded = workspace[13];
+  void* const dy_columnwise_decoded = workspace[14];
+  void* const dy_padded_sizes = workspace[15];
+  void* const x_columnwise_decoded = workspace[16];
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
@@ -347,7 +320,26 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_columnwise_amax,
+  //    weight_partial_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 32) / 2;
+      arguments.columnwise_amax = floats(writable(weight_columnwise_amax));
+      arguments.partial_amax = floats(weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -364,12 +356,12 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
+  // 4. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise_dense);
-      arguments.scale = pointer(weight_columnwise_scale_dense);
+      arguments.data = pointer(weight_columnwise);
+      arguments.scale = pointer(weight_columnwise_scale);
       arguments.output = writable(weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = K;
@@ -382,7 +374,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
   //    weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -393,11 +385,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(weight_columnwise_amax),
+                  /*amax_b=*/floats(pointer(weight_columnwise_amax)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dweight) {
     {
@@ -416,7 +408,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 7. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -433,7 +425,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,
   //    x_columnwise_amax, dy_padded_sizes -> dweight
   if (need_dweight) {
     check(kCell,
@@ -444,7 +436,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(dy_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(x_columnwise_amax),
+                  /*amax_b=*/floats(pointer(x_columnwise_amax_dense)),
               },
               stream));
   }

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_current.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:7cf2046b2b13cf81
+// checksum sha256:4d7b66713f7b6256
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -26,7 +26,6 @@ constexpr const char* kCell = "grouped_mlp__fp8_current";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -94,20 +93,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({E}, ScalarType::Float, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale = empty({E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
@@ -135,7 +125,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   }};
   const std::array regions{
       region(a_columnwise, /*before=*/5),
-      region(fc2_weight_columnwise, /*before=*/6),
       region(y, /*before=*/7),
   };
   const Workspace workspace(lives, x, regions);
@@ -178,8 +167,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(x_partial_amax);
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
+  // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_amax,
+  //    fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -191,9 +180,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
     arguments.amax = floats(writable(fc1_weight_amax));
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
@@ -244,8 +230,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.partial_amax = floats(a_partial_amax);
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
+  // 6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_amax,
+  //    fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -257,9 +243,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 16);
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 16);
     arguments.amax = floats(writable(fc2_weight_amax));
     arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
@@ -279,9 +262,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -289,13 +270,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -313,19 +292,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
-      "[E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -333,16 +308,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
-      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -353,25 +318,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
@@ -387,16 +346,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
@@ -410,32 +367,41 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 16> lives{{
-      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+  const std::array<Lifetime, 24> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * E), 1, 1},  // dy_amax
       {padded(4 * 384 * E), 1, 1},  // dy_partial_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 4, 5},  // dh
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 6},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 5, 6},  // dh_rowwise_scale
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 2},  // fc2_weight_amax
+      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 5, 6},  // dh
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 6, 8},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 6, 8},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 7},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 5, 7},  // dh_columnwise_scale
-      {need_dh_copies ? padded(4 * E) : kUnwanted, 5, 5},  // dh_amax
-      {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 5, 5},  // dh_partial_amax
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 6, 9},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 6, 9},  // dh_columnwise_scale
+      {need_dh_copies ? padded(4 * E) : kUnwanted, 6, 6},  // dh_amax
+      {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 6, 6},  // dh_partial_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 6, 6},
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 7, 8},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 7, 8},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * E) : kUnwanted, 7, 7},  // fc1_weight_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 7, 7},  // fc1_weight_partial_amax
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dfc1_bias, /*before=*/5),
-      region(dx, /*before=*/6),
-      region(dfc1_weight, /*before=*/7),
+      region(dfc2_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/6),
+      region(dx, /*before=*/8),
+      region(dfc1_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -445,15 +411,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_amax = workspace[4];
   void* const dy_partial_amax = workspace[5];
   void* const dy_row_sums = workspace[6];
-  void* const da = workspace[7];
-  void* const dh = workspace[8];
-  void* const dh_rowwise = workspace[9];
-  void* const dh_rowwise_scale = workspace[10];
-  void* const dh_columnwise = workspace[11];
-  void* const dh_columnwise_scale = workspace[12];
-  void* const dh_amax = workspace[13];
-  void* const dh_partial_amax = workspace[14];
-  void* const dh_row_sums = workspace[15];
+  void* const fc2_weight_columnwise = workspace[7];
+  void* const fc2_weight_columnwise_scale = workspace[8];
+  void* const fc2_weight_amax = workspace[9];
+  void* const fc2_weight_partial_amax = workspace[10];
+  void* const da = workspace[11];
+  void* const dh = workspace[12];
+  void* const dh_rowwise = workspace[13];
+  void* const dh_rowwise_scale = workspace[14];
+  void* const dh_columnwise = workspace[15];
+  void* const dh_columnwise_scale = workspace[16];
+  void* const dh_amax = workspace[17];
+  void* const dh_partial_amax = workspace[18];
+  void* const dh_row_sums = workspace[19];
+  void* const fc1_weight_columnwise = workspace[20];
+  void* const fc1_weight_columnwise_scale = workspace[21];
+  void* const fc1_weight_amax = workspace[22];
+  void* const fc1_weight_partial_amax = workspace[23];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
@@ -465,8 +439,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
@@ -478,24 +453,43 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax,
+  //    fc2_weight_partial_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.amax = floats(writable(fc2_weight_amax));
+      arguments.partial_amax = floats(fc2_weight_partial_amax);
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(da),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
   //    split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -512,8 +506,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
+  // 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
@@ -526,7 +520,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  // 6. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
   //    dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
   if (need_dh_copies) {
     {
@@ -551,24 +545,43 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  // 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax,
+  //    fc1_weight_partial_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.amax = floats(writable(fc1_weight_amax));
+      arguments.partial_amax = floats(fc1_weight_partial_amax);
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  // 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
   //    split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

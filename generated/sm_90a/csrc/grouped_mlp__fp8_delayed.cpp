@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:44faf0bfd4cd6a26
+// checksum sha256:8b8cb9de72615fd5
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -12,6 +12,7 @@
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -27,7 +28,7 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "grouped_mlp__fp8_delayed";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -104,40 +105,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const Tensor y = empty({T, H}, io, x);
   const Tensor h_kept = keep_h ? empty({T, 2 * F}, io, x) : empty({0}, io, x);
-  const Tensor fc2_weight_columnwise = keep_h
-      ? empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc2_weight_columnwise_scale = keep_h
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor a_columnwise = need_dfc2_weight
       ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor a_columnwise_scale = need_dfc2_weight
-      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor fc1_weight_columnwise = need_dx
-      ? empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc1_weight_columnwise_scale = need_dx
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc1_weight
       ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc1_weight
       ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc1_weight_scale_used = need_dx
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc2_weight_scale_used = keep_h
+      ? empty({E}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 9> lives{{
-      {padded(T * align(H, 16)), 1, 2},  // x_rowwise
-      {padded(4 * E), 1, 2},  // x_rowwise_scale
-      {padded(E * 2 * F * align(H, 16)), 1, 2},  // fc1_weight_rowwise
-      {padded(4 * E), 1, 2},  // fc1_weight_rowwise_scale
-      {padded(E * H * align(F, 16)), 1, 4},  // fc2_weight_rowwise
-      {padded(4 * E), 1, 4},  // fc2_weight_rowwise_scale
-      {padded(T * align(F, 16)), 3, 4},  // a_rowwise
-      {padded(4 * E), 3, 4},  // a_rowwise_scale
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 2, 3},  // h
+      {padded(T * align(H, 16)), 3, 4},  // x_rowwise
+      {padded(4 * E), 3, 4},  // x_rowwise_scale
+      {padded(E * 2 * F * align(H, 16)), 3, 4},  // fc1_weight_rowwise
+      {padded(4 * E), 3, 4},  // fc1_weight_rowwise_scale
+      {padded(E * H * align(F, 16)), 3, 6},  // fc2_weight_rowwise
+      {padded(4 * E), 3, 6},  // fc2_weight_rowwise_scale
+      {padded(T * align(F, 16)), 5, 6},  // a_rowwise
+      {padded(4 * E), 5, 6},  // a_rowwise_scale
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 4, 5},  // h
   }};
   const std::array regions{
-      region(a_columnwise, /*before=*/3),
-      region(y, /*before=*/4),
+      region(a_columnwise, /*before=*/5),
+      region(y, /*before=*/6),
   };
   const Workspace workspace(lives, x, regions);
   void* const x_rowwise = workspace[0];
@@ -159,12 +154,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099 * E;
   DelayedArguments due{};
 
-  // 1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+  // 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+  if (need_dx) {
+    check(kCell, copy_memory(writable(fc1_weight_scale_used), fc1_weight_scale, 4 * E, stream));
+  }
+  // 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+  if (keep_h) {
+    check(kCell, copy_memory(writable(fc2_weight_scale_used), fc2_weight_scale, 4 * E, stream));
+  }
+  // 3. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
   //    fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
   //    fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-  //    fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -198,11 +199,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[1].state.history = fc1_weight_amax_history;
     arguments.steps[1].state.scale = fc1_weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -220,11 +216,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[2].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[2].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
     arguments.steps[2].state.history = fc2_weight_amax_history;
     arguments.steps[2].state.scale = fc2_weight_scale;
     arguments.steps[2].state.slots = 1024;
@@ -236,7 +227,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.count = 3;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
+  // 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
   //    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
@@ -251,7 +242,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 3. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  // 5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
   //    -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) *
   //    up * scales)
   {
@@ -284,7 +275,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_any;
     check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
@@ -299,24 +290,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale,
+      fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
+    std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -333,19 +323,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
-      "[E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -353,16 +339,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
-      "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -370,6 +346,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
+  check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[E]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
@@ -377,29 +359,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, E,
-      "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
@@ -414,16 +392,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
@@ -432,28 +410,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 12> lives{{
-      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
+  const std::array<Lifetime, 16> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 4, 5},  // dh_rowwise_scale
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 7},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 5, 7},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 4, 6},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 4, 6},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 5, 8},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 5, 8},  // dh_columnwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 4, 4},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 4, 4},  // dprobs_row_partials
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 5, 5},  // dprobs_row_partials
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 6, 7},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 6, 7},  // fc1_weight_columnwise_scale
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dfc1_bias, /*before=*/4),
-      region(dx, /*before=*/5),
-      region(dfc1_weight, /*before=*/6),
+      region(dfc2_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/5),
+      region(dx, /*before=*/7),
+      region(dfc1_weight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -461,13 +444,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const da = workspace[5];
-  void* const dh_rowwise = workspace[6];
-  void* const dh_rowwise_scale = workspace[7];
-  void* const dh_columnwise = workspace[8];
-  void* const dh_columnwise_scale = workspace[9];
-  void* const dh_row_sums = workspace[10];
-  void* const dprobs_row_partials = workspace[11];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const da = workspace[7];
+  void* const dh_rowwise = workspace[8];
+  void* const dh_rowwise_scale = workspace[9];
+  void* const dh_columnwise = workspace[10];
+  void* const dh_columnwise_scale = workspace[11];
+  void* const dh_row_sums = workspace[12];
+  void* const dprobs_row_partials = workspace[13];
+  void* const fc1_weight_columnwise = workspace[14];
+  void* const fc1_weight_columnwise_scale = workspace[15];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
@@ -484,8 +471,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
@@ -504,24 +492,42 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(da),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
   //    split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -538,11 +544,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  // 5. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
   //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
   //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
   //    scales)
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands =
@@ -580,24 +586,42 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  // 6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 7. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  // 8. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
   //    split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ed7e5c5532eae221
+// checksum sha256:dd3163c77df167b9
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -30,7 +30,6 @@ constexpr const char* kCell = "grouped_mlp__mxfp8";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -98,22 +97,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({E, F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale =
-      empty({E, ceildiv(H, 32), F}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 32 + E, F}, ScalarType::Float8_e8m0fnu, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale =
-      empty({E, ceildiv(2 * F, 32), H}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, x);
@@ -157,8 +145,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
   // 1. quantize_several: x, split_sizes, fc1_weight, fc2_weight -> x_rowwise, x_rowwise_scale,
   //    x_columnwise, x_columnwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -184,11 +171,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[1].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[2].quantize.input = pointer(fc2_weight_dense);
     arguments.steps[2].quantize.group_sizes = nullptr;
     arguments.steps[2].quantize.rows = H;
@@ -198,11 +180,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[2].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[2].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[2].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[2].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[2].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[2].quantize.columnwise.pitch = align(H, 16);
     arguments.count = 3;
     check(kCell, quantize_several_e4m3_mx_1x32(io, arguments, stream));
   }
@@ -317,9 +294,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/nullptr,
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -327,13 +302,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -351,19 +324,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
-      "[E, ceildiv(H, 32), F]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -371,16 +340,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 32 + E, F]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float8_e8m0fnu);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
-      "[E, ceildiv(2 * F, 32), H]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -391,33 +350,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : fc2_weight_columnwise_scale ? extent(*fc2_weight_columnwise_scale, -1)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
-      ceildiv(H, 32), "ceildiv(H, 32)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 32 + E, "T // 32 + E");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
-      ceildiv(2 * F, 32), "ceildiv(2 * F, 32)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, H,
-      "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
@@ -434,16 +380,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
@@ -457,43 +401,50 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 22> lives{{
-      {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dy_rowwise_decoded ? padded(T * ceildiv(H, 32)) : kUnwanted, 1, 2},  // dy_rowwise_scale
+  const std::array<Lifetime, 26> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(T * ceildiv(H, 32)) : kUnwanted, 1, 3},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
-      {need_dfc2_weight ? padded((T / 32 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded((T / 32 + E) * H) : kUnwanted, 1, 6},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(E * ceildiv(H, 32) * F) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
-      {need_dx ? padded(T * ceildiv(2 * F, 32)) : kUnwanted, 8, 9},  // dh_rowwise_scale
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
+      {need_dx ? padded(T * ceildiv(2 * F, 32)) : kUnwanted, 9, 11},  // dh_rowwise_scale
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 12},
-      {need_dfc1_weight ? padded((T / 32 + E) * 2 * F) : kUnwanted, 8, 12},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 9, 14},
+      {need_dfc1_weight ? padded((T / 32 + E) * 2 * F) : kUnwanted, 9, 14},  // dh_columnwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 8, 8},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 8, 8},  // dprobs_row_partials
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 9, 11},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 10, 11},  // fc1_weight_columnwise_decoded
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 9, 9},  // dprobs_row_partials
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 10, 12},  // fc1_weight_columnwise
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(E * ceildiv(2 * F, 32) * H) : kUnwanted, 10, 12},
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 12, 13},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 12, 14},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 12, 14},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 14, 16},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 14, 16},  // dh_padded_sizes
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 13, 14},
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 15, 16},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/7),
-      region(dfc1_bias, /*before=*/8),
-      region(dx, /*before=*/11),
-      region(dfc1_weight, /*before=*/14),
+      region(dfc2_weight, /*before=*/8),
+      region(dfc1_bias, /*before=*/9),
+      region(dx, /*before=*/13),
+      region(dfc1_weight, /*before=*/16),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -501,23 +452,27 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc2_weight_columnwise_decoded = workspace[6];
-  void* const da = workspace[7];
-  void* const dy_columnwise_decoded = workspace[8];
-  void* const dy_padded_sizes = workspace[9];
-  void* const a_columnwise_decoded = workspace[10];
-  void* const dh_rowwise = workspace[11];
-  void* const dh_rowwise_scale = workspace[12];
-  void* const dh_columnwise = workspace[13];
-  void* const dh_columnwise_scale = workspace[14];
-  void* const dh_row_sums = workspace[15];
-  void* const dprobs_row_partials = workspace[16];
-  void* const dh_rowwise_decoded = workspace[17];
-  void* const fc1_weight_columnwise_decoded = workspace[18];
-  void* const dh_columnwise_decoded = workspace[19];
-  void* const dh_padded_sizes = workspace[20];
-  void* const x_columnwise_decoded = workspace[21];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const dy_rowwise_decoded = workspace[7];
+  void* const fc2_weight_columnwise_decoded = workspace[8];
+  void* const da = workspace[9];
+  void* const dy_columnwise_decoded = workspace[10];
+  void* const dy_padded_sizes = workspace[11];
+  void* const a_columnwise_decoded = workspace[12];
+  void* const dh_rowwise = workspace[13];
+  void* const dh_rowwise_scale = workspace[14];
+  void* const dh_columnwise = workspace[15];
+  void* const dh_columnwise_scale = workspace[16];
+  void* const dh_row_sums = workspace[17];
+  void* const dprobs_row_partials = workspace[18];
+  void* const fc1_weight_columnwise = workspace[19];
+  void* const fc1_weight_columnwise_scale = workspace[20];
+  void* const dh_rowwise_decoded = workspace[21];
+  void* const fc1_weight_columnwise_decoded = workspace[22];
+  void* const dh_columnwise_decoded = workspace[23];
+  void* const dh_padded_sizes = workspace[24];
+  void* const x_columnwise_decoded = workspace[25];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dfc2_bias, dy_row_sums
@@ -529,8 +484,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -541,8 +496,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -558,13 +529,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
-      arguments.scale = pointer(fc2_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = F;
@@ -577,8 +548,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
-  if (need_dy_rowwise_decoded) {
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
@@ -591,7 +562,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dfc2_weight) {
     {
@@ -610,7 +581,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  // 7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -627,7 +598,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
   //    -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -642,10 +613,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  // 9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
   //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
   //    = gate * sigmoid(gate) * up * scales)
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands =
@@ -674,7 +645,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32(io, arguments, stream));
     }
   }
-  // 9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  // 10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
+    }
+  }
+  // 11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -691,13 +678,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
   //     -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
-      arguments.scale = pointer(fc1_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
+      arguments.scale = pointer(fc1_weight_columnwise_scale);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = H;
@@ -710,7 +697,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+  // 13. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
@@ -724,7 +711,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
+  // 14. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
   //     -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
@@ -743,7 +730,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 15. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -760,7 +747,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_groups_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
+  // 16. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
   //     -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:161888e9397b3ea3
+// checksum sha256:73c47c223c7486a3
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -32,7 +32,6 @@ constexpr const char* kCell = "grouped_mlp__nvfp4";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -96,31 +95,18 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const auto probs_dense = dense(probs);
   const auto fc1_bias_dense = dense(fc1_bias);
   const auto fc2_bias_dense = dense(fc2_bias);
-  const bool need_any = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
-      || need_dfc1_bias;
   const bool keep_h = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool keep_saved_amaxes = need_dfc1_weight || need_dfc2_weight;
   const Tensor y = empty({T, H}, io, x);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise =
-      empty({E, F, align(H, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale =
-      empty({E, ceildiv(H, 16), ceildiv(F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> saved_amaxes;
-  if (need_any) saved_amaxes = empty({4, E}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise =
       empty({F, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({T / 16 + E, F}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise =
-      empty({E, H, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale =
-      empty({E, ceildiv(2 * F, 16), ceildiv(H, 16)}, ScalarType::Float8_e4m3fn, x);
+  std::optional<Tensor> saved_amaxes;
+  if (keep_saved_amaxes) saved_amaxes = empty({2, E}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise =
       empty({H, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, x);
@@ -134,7 +120,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * 2 * F * (align(H, 32) / 2)), 2, 4},  // fc1_weight_rowwise
       {padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)), 2, 4},  // fc1_weight_rowwise_scale
       {padded(4 * E), 2, 5},  // fc1_weight_rowwise_amax
-      {padded(4 * 384 * 2 * E), 2, 2},  // fc1_weight_partial_amax
+      {padded(4 * 384 * E), 2, 2},  // fc1_weight_partial_amax
       {padded(2 * T * H), 3, 5},  // x_rowwise_decoded
       {padded(2 * E * 2 * F * H), 4, 5},  // fc1_weight_rowwise_decoded
       {padded(2 * T * F), 6, 7},  // a
@@ -145,7 +131,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       {padded(E * H * (align(F, 32) / 2)), 8, 10},  // fc2_weight_rowwise
       {padded(E * ceildiv(H, 16) * ceildiv(F, 16)), 8, 10},  // fc2_weight_rowwise_scale
       {padded(4 * E), 8, 11},  // fc2_weight_rowwise_amax
-      {padded(4 * 384 * 2 * E), 8, 8},  // fc2_weight_partial_amax
+      {padded(4 * 384 * E), 8, 8},  // fc2_weight_partial_amax
       {padded(2 * T * F), 9, 11},  // a_rowwise_decoded
       {padded(2 * E * H * F), 10, 11},  // fc2_weight_rowwise_decoded
       {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
@@ -154,8 +140,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       region(h_kept, /*before=*/5),
       region(a_columnwise, /*before=*/7),
       region(a_columnwise_scale, /*before=*/7),
-      region(fc2_weight_columnwise, /*before=*/8),
-      region(fc2_weight_columnwise_scale, /*before=*/8),
       region(y, /*before=*/11),
   };
   const Workspace workspace(lives, x, regions);
@@ -181,11 +165,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   void* const a_rowwise_decoded = workspace[19];
   void* const fc2_weight_rowwise_decoded = workspace[20];
   void* const h = keep_h ? writable(h_kept) : workspace[21];
-  void* const fc2_weight_columnwise_amax = need_any ? floats(writable(saved_amaxes)) : nullptr;
-  void* const a_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + E : nullptr;
-  void* const fc1_weight_columnwise_amax = need_any
-      ? floats(writable(saved_amaxes)) + 2 * E : nullptr;
-  void* const x_columnwise_amax = need_any ? floats(writable(saved_amaxes)) + 3 * E : nullptr;
+  void* const a_columnwise_amax = keep_saved_amaxes ? floats(writable(saved_amaxes)) : nullptr;
+  void* const x_columnwise_amax = keep_saved_amaxes ? floats(writable(saved_amaxes)) + E : nullptr;
 
   // 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -209,8 +190,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_rowwise_amax, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-  //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
+  //    fc1_weight_rowwise_amax, fc1_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc1_weight_dense);
@@ -223,10 +203,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 32) / 2;
     arguments.rowwise_amax = floats(writable(fc1_weight_rowwise_amax));
-    arguments.quantize.columnwise.data = need_dx ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dx ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
-    arguments.columnwise_amax = floats(need_dx ? writable(fc1_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
@@ -307,8 +283,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e2m1_nv_1x16_hadamard(io, arguments, stream));
   }
   // 8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-  //    fc2_weight_rowwise_amax, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  //    fc2_weight_rowwise_amax, fc2_weight_partial_amax
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(fc2_weight_dense);
@@ -321,10 +296,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(F, 32) / 2;
     arguments.rowwise_amax = floats(writable(fc2_weight_rowwise_amax));
-    arguments.quantize.columnwise.data = keep_h ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_h ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(H, 32) / 2;
-    arguments.columnwise_amax = floats(keep_h ? writable(fc2_weight_columnwise_amax) : nullptr);
     arguments.partial_amax = floats(fc2_weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
@@ -372,8 +343,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*amax_b=*/floats(pointer(fc2_weight_rowwise_amax)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+  return {y, h_kept, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise,
       x_columnwise_scale};
 }
 
@@ -381,14 +351,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
-    std::optional<Tensor> saved_amaxes,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
+    std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     Tensor rng_state,
@@ -407,22 +375,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
-      "[E, F, align(H, 32) // 2]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 3, true,
-      "[E, ceildiv(H, 16), ceildiv(F, 16)]");
-  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
-  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
-  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[4, E]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
@@ -430,16 +391,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 16 + E, F]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
-      "[E, H, align(2 * F, 32) // 2]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 3, true,
-      "[E, ceildiv(2 * F, 16), ceildiv(H, 16)]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -454,36 +408,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 32) / 2,
-      "align(H, 32) // 2");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
-      ceildiv(H, 16), "ceildiv(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
-      ceildiv(F, 16), "ceildiv(F, 16)");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 4, "4");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 32) / 2,
-      "align(2 * F, 32) // 2");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -3, E,
-      "E (num_groups)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
-      ceildiv(2 * F, 16), "ceildiv(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
-      ceildiv(H, 16), "ceildiv(H, 16)");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
       "align(32 * (T // 32 + E), 32) // 2");
@@ -502,17 +442,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
-  const auto saved_amaxes_dense = dense(saved_amaxes);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
@@ -521,49 +459,61 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 28> lives{{
-      {need_dy_rowwise_decoded ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dy_rowwise_decoded ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dy_rowwise_decoded ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_amax
+  const std::array<Lifetime, 36> lives{{
+      {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_amax
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 5},
-      {need_dfc2_weight ? padded((T / 16 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 7},  // dy_columnwise_amax
+      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded((T / 16 + E) * H) : kUnwanted, 1, 6},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_amax
       {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(E * F * (align(H, 32) / 2)) : kUnwanted, 2, 4},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(E * ceildiv(H, 16) * ceildiv(F, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_amax
+      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 8, 9},  // dh
-      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 9, 10},  // dh_rowwise
-      {need_dx ? padded(T * ceildiv(2 * F, 16)) : kUnwanted, 9, 10},  // dh_rowwise_scale
-      {need_dx ? padded(4 * E) : kUnwanted, 9, 12},  // dh_rowwise_amax
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh
+      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 10, 12},  // dh_rowwise
+      {need_dx ? padded(T * ceildiv(2 * F, 16)) : kUnwanted, 10, 12},  // dh_rowwise_scale
+      {need_dx ? padded(4 * E) : kUnwanted, 10, 14},  // dh_rowwise_amax
       // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 9, 13},
-      {need_dfc1_weight ? padded((T / 16 + E) * 2 * F) : kUnwanted, 9, 13},  // dh_columnwise_scale
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 9, 15},  // dh_columnwise_amax
-      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 9, 9},  // dh_partial_amax
+      {need_dfc1_weight ? padded(2 * F * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 10, 15},
+      {need_dfc1_weight ? padded((T / 16 + E) * 2 * F) : kUnwanted, 10, 15},  // dh_columnwise_scale
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 10, 17},  // dh_columnwise_amax
+      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 10, 10},  // dh_partial_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 10, 12},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 11, 12},  // fc1_weight_columnwise_decoded
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
+      // fc1_weight_columnwise
+      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 11, 13},
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)) : kUnwanted, 11, 13},
+      {need_dx ? padded(4 * E) : kUnwanted, 11, 14},  // fc1_weight_columnwise_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 11, 11},  // fc1_weight_partial_amax
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 12, 14},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 13, 14},  // fc1_weight_columnwise_decoded
       // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 13, 15},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 13, 15},  // dh_padded_sizes
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 15, 17},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 15, 17},  // dh_padded_sizes
       // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 14, 15},
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 16, 17},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/7),
-      region(dfc1_bias, /*before=*/9),
-      region(dx, /*before=*/12),
-      region(dfc1_weight, /*before=*/15),
+      region(dfc2_weight, /*before=*/8),
+      region(dfc1_bias, /*before=*/10),
+      region(dx, /*before=*/14),
+      region(dfc1_weight, /*before=*/17),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -574,34 +524,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise_amax = workspace[5];
   void* const dy_partial_amax = workspace[6];
   void* const dy_row_sums = workspace[7];
-  void* const dy_rowwise_decoded = workspace[8];
-  void* const fc2_weight_columnwise_decoded = workspace[9];
-  void* const da = workspace[10];
-  void* const dy_columnwise_decoded = workspace[11];
-  void* const dy_padded_sizes = workspace[12];
-  void* const a_columnwise_decoded = workspace[13];
-  void* const dh = workspace[14];
-  void* const dh_rowwise = workspace[15];
-  void* const dh_rowwise_scale = workspace[16];
-  void* const dh_rowwise_amax = workspace[17];
-  void* const dh_columnwise = workspace[18];
-  void* const dh_columnwise_scale = workspace[19];
-  void* const dh_columnwise_amax = workspace[20];
-  void* const dh_partial_amax = workspace[21];
-  void* const dh_row_sums = workspace[22];
-  void* const dh_rowwise_decoded = workspace[23];
-  void* const fc1_weight_columnwise_decoded = workspace[24];
-  void* const dh_columnwise_decoded = workspace[25];
-  void* const dh_padded_sizes = workspace[26];
-  void* const x_columnwise_decoded = workspace[27];
-  const float* const fc2_weight_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  void* const fc2_weight_columnwise = workspace[8];
+  void* const fc2_weight_columnwise_scale = workspace[9];
+  void* const fc2_weight_columnwise_amax = workspace[10];
+  void* const fc2_weight_partial_amax = workspace[11];
+  void* const dy_rowwise_decoded = workspace[12];
+  void* const fc2_weight_columnwise_decoded = workspace[13];
+  void* const da = workspace[14];
+  void* const dy_columnwise_decoded = workspace[15];
+  void* const dy_padded_sizes = workspace[16];
+  void* const a_columnwise_decoded = workspace[17];
+  void* const dh = workspace[18];
+  void* const dh_rowwise = workspace[19];
+  void* const dh_rowwise_scale = workspace[20];
+  void* const dh_rowwise_amax = workspace[21];
+  void* const dh_columnwise = workspace[22];
+  void* const dh_columnwise_scale = workspace[23];
+  void* const dh_columnwise_amax = workspace[24];
+  void* const dh_partial_amax = workspace[25];
+  void* const dh_row_sums = workspace[26];
+  void* const fc1_weight_columnwise = workspace[27];
+  void* const fc1_weight_columnwise_scale = workspace[28];
+  void* const fc1_weight_columnwise_amax = workspace[29];
+  void* const fc1_weight_partial_amax = workspace[30];
+  void* const dh_rowwise_decoded = workspace[31];
+  void* const fc1_weight_columnwise_decoded = workspace[32];
+  void* const dh_columnwise_decoded = workspace[33];
+  void* const dh_padded_sizes = workspace[34];
+  void* const x_columnwise_decoded = workspace[35];
   const float* const a_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
-  const float* const fc1_weight_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + 2 * E : nullptr;
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
   const float* const x_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + 3 * E : nullptr;
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
@@ -614,11 +568,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = E;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dy_rowwise_decoded ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dy_rowwise_decoded
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
         ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 32) / 2;
-    arguments.rowwise_amax = floats(need_dy_rowwise_decoded ? writable(dy_rowwise_amax) : nullptr);
+    arguments.rowwise_amax = floats(need_fc2_weight_copies ? writable(dy_rowwise_amax) : nullptr);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
         ? writable(dy_columnwise_scale) : nullptr;
@@ -631,8 +585,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
-  // 2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dy_rowwise_decoded) {
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 32) / 2;
+      arguments.columnwise_amax = floats(writable(fc2_weight_columnwise_amax));
+      arguments.partial_amax = floats(fc2_weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
+    }
+  }
+  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
       arguments.data = pointer(dy_rowwise);
@@ -648,13 +621,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> fc2_weight_columnwise_decoded
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise_dense);
-      arguments.scale = pointer(fc2_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
       arguments.output = writable(fc2_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = F;
@@ -667,9 +640,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
   //    fc2_weight_columnwise_amax, split_sizes -> da
-  if (need_dy_rowwise_decoded) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_sm90_dgrad(io,
               DecodedGemmArguments{
@@ -678,11 +651,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/floats(pointer(dy_rowwise_amax)),
-                  /*amax_b=*/floats(fc2_weight_columnwise_amax),
+                  /*amax_b=*/floats(pointer(fc2_weight_columnwise_amax)),
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dfc2_weight) {
     {
@@ -701,7 +674,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  // 7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -718,7 +691,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
   //    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -733,8 +706,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dy_rowwise_decoded) {
+  // 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
@@ -747,9 +720,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
-  //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
-  //    dh_row_sums
+  // 10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  //     dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+  //     dh_row_sums
   if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -776,7 +749,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
     }
   }
-  // 10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  // 11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  //     fc1_weight_columnwise_amax, fc1_weight_partial_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 32) / 2;
+      arguments.columnwise_amax = floats(writable(fc1_weight_columnwise_amax));
+      arguments.partial_amax = floats(fc1_weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
+    }
+  }
+  // 12. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -793,13 +785,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 13. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
   //     -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise_dense);
-      arguments.scale = pointer(fc1_weight_columnwise_scale_dense);
+      arguments.data = pointer(fc1_weight_columnwise);
+      arguments.scale = pointer(fc1_weight_columnwise_scale);
       arguments.output = writable(fc1_weight_columnwise_decoded);
       arguments.matrices = E;
       arguments.lines = H;
@@ -812,7 +804,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+  // 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
   //     fc1_weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -823,11 +815,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/floats(pointer(dh_rowwise_amax)),
-                  /*amax_b=*/floats(fc1_weight_columnwise_amax),
+                  /*amax_b=*/floats(pointer(fc1_weight_columnwise_amax)),
               },
               stream));
   }
-  // 13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
+  // 15. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
   //     -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
@@ -846,7 +838,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 16. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -863,7 +855,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+  // 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
   //     x_columnwise_amax, dh_padded_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

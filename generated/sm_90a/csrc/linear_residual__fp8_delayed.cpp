@@ -2,12 +2,13 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:cc2308f80ced8441
+// checksum sha256:19fe3a5cb5d3ab6f
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -23,7 +24,7 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "linear_residual__fp8_delayed";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor fc_weight,
     Tensor residual,
@@ -73,21 +74,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   const auto fc_bias_dense = dense(fc_bias);
   const bool need_any = need_dx || need_dfc_weight || need_dresidual || need_dfc_bias;
   const Tensor y = empty_rows(x, 1, {D}, io);
-  const Tensor fc_weight_columnwise = need_dx
-      ? empty({K, align(D, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc_weight_columnwise_scale = need_dx
-      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor x_columnwise = need_dfc_weight
       ? empty({K, align(T, 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor x_columnwise_scale = need_dfc_weight
       ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc_weight_scale_used = need_dx
+      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 4> lives{{
-      {padded(T * align(K, 16)), 1, 2},  // x_rowwise
-      {padded(4), 1, 2},  // x_rowwise_scale
-      {padded(D * align(K, 16)), 1, 2},  // fc_weight_rowwise
-      {padded(4), 1, 2},  // fc_weight_rowwise_scale
+      {padded(T * align(K, 16)), 2, 3},  // x_rowwise
+      {padded(4), 2, 3},  // x_rowwise_scale
+      {padded(D * align(K, 16)), 2, 3},  // fc_weight_rowwise
+      {padded(4), 2, 3},  // fc_weight_rowwise_scale
   }};
   const Workspace workspace(lives, x);
   void* const x_rowwise = workspace[0];
@@ -100,10 +98,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   float* const fc_weight_scale = floats(writable(forward_state)) + 2049;
   DelayedArguments due{};
 
-  // 1. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight,
+  // 1. snapshot: fc_weight_scale -> fc_weight_scale_used
+  if (need_dx) {
+    check(kCell, copy_memory(writable(fc_weight_scale_used), fc_weight_scale, 4, stream));
+  }
+  // 2. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight,
   //    fc_weight_amax_history, fc_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise,
-  //    x_columnwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise,
-  //    fc_weight_columnwise_scale
+  //    x_columnwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(x_dense);
@@ -136,11 +137,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.steps[1].quantize.rowwise.data = writable(fc_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(K, 16);
-    arguments.steps[1].quantize.columnwise.data = need_dx
-        ? writable(fc_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = need_dx
-        ? writable(fc_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(D, 16);
     arguments.steps[1].state.history = fc_weight_amax_history;
     arguments.steps[1].state.scale = fc_weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -152,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 2. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise,
+  // 3. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise,
   //    fc_weight_rowwise_scale, fc_bias, residual -> y  (y = x + extra)
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x(
@@ -168,15 +164,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
                 /*scale_b=*/floats(pointer(fc_weight_rowwise_scale)),
             },
             stream));
-  return {y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale};
+  return {y, x_columnwise, x_columnwise_scale, fc_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy,
-    std::optional<Tensor> fc_weight_columnwise,
-    std::optional<Tensor> fc_weight_columnwise_scale,
+    std::optional<Tensor> fc_weight,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dfc_weight,
@@ -184,35 +180,30 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc_weight_columnwise", given(fc_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), 2, true,
-      "[K, align(D, 16)]");
-  check_device(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), 1, true,
-      "[1]");
+  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, 1]");
   check_contiguous(kCell, "backward_state", given(backward_state));
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
-  const int64_t K = fc_weight_columnwise ? extent(*fc_weight_columnwise, -2)
-      : x_columnwise ? extent(*x_columnwise, -2) : 0;
-  check_size(kCell, "fc_weight_columnwise", given(fc_weight_columnwise), -1, align(D, 16),
-      "align(D, 16)");
-  check_size(kCell, "fc_weight_columnwise_scale", given(fc_weight_columnwise_scale), -1, 1, "1");
+  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
+      : 0;
+  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
   check_multiple(kCell, "D (out_features)", D, 8, "sm_90a");
@@ -225,23 +216,25 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto fc_weight_columnwise_dense = dense(fc_weight_columnwise);
-  const auto fc_weight_columnwise_scale_dense = dense(fc_weight_columnwise_scale);
+  const auto fc_weight_dense = dense(fc_weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto fc_weight_scale_used_dense = dense(fc_weight_scale_used);
   const Tensor dx = need_dx ? empty_rows(dy, 1, {K}, io) : empty({0}, io, dy);
   const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 5> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_dx ? padded(4) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dfc_weight ? padded(4) : kUnwanted, 1, 3},  // dy_columnwise_scale
+  const std::array<Lifetime, 7> lives{{
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 2, 3},  // fc_weight_columnwise_scale
   }};
   const std::array regions{
-      region(dx, /*before=*/2),
-      region(dfc_weight, /*before=*/3),
+      region(dx, /*before=*/3),
+      region(dfc_weight, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -249,6 +242,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
+  void* const fc_weight_columnwise = workspace[5];
+  void* const fc_weight_columnwise_scale = workspace[6];
   float* const fc_grad_output_amax_history = floats(writable(backward_state));
   float* const fc_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -281,23 +276,41 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+  // 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+  //    fc_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = D;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(D, 16);
+      arguments.quantize.scale = floats(pointer(fc_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc_weight_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
-                      /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc_weight_columnwise), /*bias=*/nullptr,
+                      /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T, /*groups=*/1,
+                      /*n=*/D, /*k=*/K, sms},
                   /*pitch_a=*/align(D, 16),
                   /*pitch_b=*/align(D, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,

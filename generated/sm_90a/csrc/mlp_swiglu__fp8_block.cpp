@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:e98136247362bf8d
+// checksum sha256:f21b4fcdd0730167
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -10,6 +10,7 @@
 #include "dispatch/gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128.h"
 #include "dispatch/pointwise_swiglu_backward_quantize_e4m3_block_1x128.h"
 #include "dispatch/pointwise_swiglu_forward_quantize_e4m3_block_1x128.h"
+#include "dispatch/quantize_e4m3_block_128x128.h"
 #include "dispatch/quantize_e4m3_block_1x128.h"
 #include "dispatch/quantize_several_e4m3_block_128x128.h"
 #include "fusegen/host/checks.h"
@@ -25,7 +26,6 @@ constexpr const char* kCell = "mlp_swiglu__fp8_block";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> forward(
     Tensor x,
     Tensor fc1_weight,
@@ -76,20 +76,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   const Tensor y = empty_rows(x, 1, {H}, io);
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty_rows(x, 1, {2 * F}, io);
-  std::optional<Tensor> fc2_weight_columnwise;
-  if (keep_h) fc2_weight_columnwise = empty({F, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc2_weight_columnwise_scale;
-  if (keep_h) fc2_weight_columnwise_scale =
-      empty({ceildiv(H, 128), ceildiv(F, 128)}, ScalarType::Float, x);
   std::optional<Tensor> a_columnwise;
   if (need_dfc2_weight) a_columnwise = empty({F, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale = empty({ceildiv(T, 128), F}, ScalarType::Float, x);
-  std::optional<Tensor> fc1_weight_columnwise;
-  if (need_dx) fc1_weight_columnwise = empty({H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> fc1_weight_columnwise_scale;
-  if (need_dx) fc1_weight_columnwise_scale =
-      empty({ceildiv(2 * F, 128), ceildiv(H, 128)}, ScalarType::Float, x);
   std::optional<Tensor> x_columnwise;
   if (need_dfc1_weight) x_columnwise = empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
@@ -141,8 +131,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
   // 2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
@@ -155,11 +144,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[0].quantize.columnwise.data = need_dx
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[0].quantize.columnwise.scale = need_dx
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[1].quantize.input = pointer(fc2_weight_dense);
     arguments.steps[1].quantize.group_sizes = nullptr;
     arguments.steps[1].quantize.rows = H;
@@ -170,11 +154,6 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[1].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_block_128x128(io, arguments, stream));
   }
@@ -231,21 +210,17 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-      x_columnwise_scale};
+  return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
@@ -256,19 +231,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 2, true,
-      "[F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 2, true,
-      "[ceildiv(H, 128), ceildiv(F, 128)]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(T, 16)]");
@@ -276,16 +247,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true,
       "[ceildiv(T, 128), F]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 2, true,
-      "[H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 2, true,
-      "[ceildiv(2 * F, 128), ceildiv(H, 128)]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
@@ -295,27 +256,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       "[ceildiv(T, 128), H]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -2,
-      ceildiv(H, 128), "ceildiv(H, 128)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1,
-      ceildiv(F, 128), "ceildiv(F, 128)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -2,
-      ceildiv(2 * F, 128), "ceildiv(2 * F, 128)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1,
-      ceildiv(H, 128), "ceildiv(H, 128)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
@@ -330,16 +281,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const bool need_da = need_dx || need_dfc1_weight || need_dfc1_bias;
+  const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {H}, io);
   std::optional<Tensor> dfc1_weight;
@@ -350,27 +299,35 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 11> lives{{
-      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
+  const std::array<Lifetime, 15> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
-      {need_da ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 2},
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 3},  // dy_columnwise
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
       // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 3},
+      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 4},
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
+      // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 7},  // dh_rowwise
       // dh_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(2 * F, 128) * 32 * (T / 32 + 1)) : kUnwanted, 4, 5},
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 4, 6},  // dh_columnwise
+      {need_dx ? padded(4 * ceildiv(2 * F, 128) * 32 * (T / 32 + 1)) : kUnwanted, 5, 7},
+      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 5, 8},  // dh_columnwise
       // dh_columnwise_scale
-      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * 2 * F) : kUnwanted, 4, 6},
-      {need_da ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 4, 4},  // dh_row_sums
+      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * 2 * F) : kUnwanted, 5, 8},
+      // dh_row_sums
+      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 5, 5},
+      {need_dx ? padded(H * align(2 * F, 16)) : kUnwanted, 6, 7},  // fc1_weight_columnwise
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(2 * F, 128) * ceildiv(H, 128)) : kUnwanted, 6, 7},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dx, /*before=*/5),
-      region(dfc1_weight, /*before=*/6),
+      region(dfc2_weight, /*before=*/4),
+      region(dx, /*before=*/7),
+      region(dfc1_weight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -378,12 +335,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const da = workspace[5];
-  void* const dh_rowwise = workspace[6];
-  void* const dh_rowwise_scale = workspace[7];
-  void* const dh_columnwise = workspace[8];
-  void* const dh_columnwise_scale = workspace[9];
-  void* const dh_row_sums = workspace[10];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const da = workspace[7];
+  void* const dh_rowwise = workspace[8];
+  void* const dh_rowwise_scale = workspace[9];
+  void* const dh_columnwise = workspace[10];
+  void* const dh_columnwise_scale = workspace[11];
+  void* const dh_row_sums = workspace[12];
+  void* const fc1_weight_columnwise = workspace[13];
+  void* const fc1_weight_columnwise_scale = workspace[14];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
   //    dy_row_sums
@@ -396,8 +357,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
     arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.token_pitch = 32 * (T / 32 + 1);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
@@ -408,23 +370,40 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(da), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
   //    -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -440,9 +419,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  // 5. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
   //    dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense)};
@@ -470,23 +449,40 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, pointwise_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 6. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 6. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,

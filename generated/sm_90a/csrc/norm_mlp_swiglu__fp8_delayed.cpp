@@ -5,7 +5,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:a34baf50fcc9fee8
+// checksum sha256:6977de1e356de9ff
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -17,6 +17,7 @@
 #include "dispatch/norm_quantize_e4m3_tensor.h"
 #include "dispatch/pointwise_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_swiglu_forward_quantize_e4m3_tensor.h"
+#include "dispatch/quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e5m2_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
 #include "fusegen/host/changes.h"
@@ -32,8 +33,7 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "norm_mlp_swiglu__fp8_delayed";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-    Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor norm_weight,
     Tensor fc1_weight,
@@ -104,41 +104,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const Tensor norm_rstd = keep_norm_rstd
       ? empty_rows(x, 1, {}, ScalarType::Float) : empty({0}, ScalarType::Float, x);
   const Tensor h_kept = keep_h ? empty_rows(x, 1, {2 * F}, io) : empty({0}, io, x);
-  const Tensor fc2_weight_columnwise = keep_h
-      ? empty({F, align(H, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc2_weight_columnwise_scale = keep_h
-      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor a_columnwise = need_dfc2_weight
       ? empty({F, align(T, 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor a_columnwise_scale = need_dfc2_weight
-      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
-  const Tensor fc1_weight_columnwise = keep_norm_rstd
-      ? empty({H, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor fc1_weight_columnwise_scale = keep_norm_rstd
       ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor n_columnwise = need_dfc1_weight
       ? empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor n_columnwise_scale = need_dfc1_weight
       ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc1_weight_scale_used = keep_norm_rstd
+      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor fc2_weight_scale_used = keep_h
+      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 10> lives{{
-      {padded(T * align(H, 16)), 1, 3},  // n_rowwise
-      {padded(4), 1, 3},  // n_rowwise_scale
-      {padded(4 * (2 * T + T / 128 + 1)), 1, 1},  // n_statistics
-      {padded(2 * F * align(H, 16)), 2, 3},  // fc1_weight_rowwise
-      {padded(4), 2, 3},  // fc1_weight_rowwise_scale
-      {padded(H * align(F, 16)), 2, 5},  // fc2_weight_rowwise
-      {padded(4), 2, 5},  // fc2_weight_rowwise_scale
-      {padded(T * align(F, 16)), 4, 5},  // a_rowwise
-      {padded(4), 4, 5},  // a_rowwise_scale
-      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 3, 4},  // h
+      {padded(T * align(H, 16)), 3, 5},  // n_rowwise
+      {padded(4), 3, 5},  // n_rowwise_scale
+      {padded(4 * (2 * T + T / 128 + 1)), 3, 3},  // n_statistics
+      {padded(2 * F * align(H, 16)), 4, 5},  // fc1_weight_rowwise
+      {padded(4), 4, 5},  // fc1_weight_rowwise_scale
+      {padded(H * align(F, 16)), 4, 7},  // fc2_weight_rowwise
+      {padded(4), 4, 7},  // fc2_weight_rowwise_scale
+      {padded(T * align(F, 16)), 6, 7},  // a_rowwise
+      {padded(4), 6, 7},  // a_rowwise_scale
+      {keep_h ? kUnwanted : padded(2 * T * 2 * F), 5, 6},  // h
   }};
   const std::array regions{
-      region(a_columnwise, /*before=*/4),
-      region(y, /*before=*/5),
+      region(a_columnwise, /*before=*/6),
+      region(y, /*before=*/7),
   };
   const Workspace workspace(lives, x, regions);
   void* const n_rowwise = workspace[0];
@@ -161,7 +155,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   float* const fc2_weight_scale = floats(writable(forward_state)) + 4099;
   DelayedArguments due{};
 
-  // 1. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
+  // 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+  if (keep_norm_rstd) {
+    check(kCell, copy_memory(writable(fc1_weight_scale_used), fc1_weight_scale, 4, stream));
+  }
+  // 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+  if (keep_h) {
+    check(kCell, copy_memory(writable(fc2_weight_scale_used), fc2_weight_scale, 4, stream));
+  }
+  // 3. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
   //    n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
   {
     NormQuantizeArguments arguments{};
@@ -195,10 +197,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_any;
     check(kCell, norm_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+  // 4. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
   //    fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-  //    fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-  //    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    fc2_weight_rowwise, fc2_weight_rowwise_scale
   {
     QuantizeSeveralArguments arguments{};
     arguments.steps[0].quantize.input = pointer(fc1_weight_dense);
@@ -210,11 +211,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[0].quantize.rowwise.data = writable(fc1_weight_rowwise);
     arguments.steps[0].quantize.rowwise.scale = writable(fc1_weight_rowwise_scale);
     arguments.steps[0].quantize.rowwise.pitch = align(H, 16);
-    arguments.steps[0].quantize.columnwise.data = keep_norm_rstd
-        ? writable(fc1_weight_columnwise) : nullptr;
-    arguments.steps[0].quantize.columnwise.scale = keep_norm_rstd
-        ? writable(fc1_weight_columnwise_scale) : nullptr;
-    arguments.steps[0].quantize.columnwise.pitch = align(2 * F, 16);
     arguments.steps[0].state.history = fc1_weight_amax_history;
     arguments.steps[0].state.scale = fc1_weight_scale;
     arguments.steps[0].state.slots = 1024;
@@ -231,11 +227,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.steps[1].quantize.rowwise.data = writable(fc2_weight_rowwise);
     arguments.steps[1].quantize.rowwise.scale = writable(fc2_weight_rowwise_scale);
     arguments.steps[1].quantize.rowwise.pitch = align(F, 16);
-    arguments.steps[1].quantize.columnwise.data = keep_h
-        ? writable(fc2_weight_columnwise) : nullptr;
-    arguments.steps[1].quantize.columnwise.scale = keep_h
-        ? writable(fc2_weight_columnwise_scale) : nullptr;
-    arguments.steps[1].quantize.columnwise.pitch = align(H, 16);
     arguments.steps[1].state.history = fc2_weight_amax_history;
     arguments.steps[1].state.scale = fc2_weight_scale;
     arguments.steps[1].state.slots = 1024;
@@ -246,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.count = 2;
     check(kCell, quantize_several_e4m3_tensor(io, arguments, stream));
   }
-  // 3. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  // 5. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
   //    fc1_bias -> h
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
@@ -260,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc1_weight_rowwise_scale)),
             },
             stream));
-  // 4. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
+  // 6. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise,
   //    a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up)
   {
     PointwiseQuantizeArguments arguments{};
@@ -291,7 +282,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.step.update = need_any;
     check(kCell, pointwise_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 5. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
+  // 7. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, fc2_bias, x -> y  (y = x + extra)
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x(
@@ -307,9 +298,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
                 /*scale_b=*/floats(pointer(fc2_weight_rowwise_scale)),
             },
             stream));
-  return {y, norm_rstd, h_kept, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-      a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise,
-      n_columnwise_scale};
+  return {y, norm_rstd, h_kept, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale,
+      fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
@@ -317,15 +307,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     std::optional<Tensor> x,
     std::optional<Tensor> norm_weight,
     std::optional<Tensor> norm_rstd,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
-    std::optional<Tensor> fc2_weight_columnwise,
-    std::optional<Tensor> fc2_weight_columnwise_scale,
+    std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> fc1_weight_columnwise,
-    std::optional<Tensor> fc1_weight_columnwise_scale,
     std::optional<Tensor> n_columnwise,
     std::optional<Tensor> n_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
+    std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dnorm_weight,
@@ -346,67 +336,57 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
   check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
   check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
-  check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 2, true,
-      "[F, align(H, 16)]");
-  check_device(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), 1, true,
-      "[1]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[F, align(T, 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 2, true,
-      "[H, align(2 * F, 16)]");
-  check_device(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), 1, true,
-      "[1]");
   check_device(kCell, "n_columnwise", given(n_columnwise), "dy", dy);
   check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
   check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dy", dy);
   check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
+  check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, 1]");
   check_contiguous(kCell, "backward_state", given(backward_state));
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc2_weight_columnwise ? extent(*fc2_weight_columnwise, -2)
-      : a_columnwise ? extent(*a_columnwise, -2) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
   check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
   check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
-      "align(H, 16)");
-  check_size(kCell, "fc2_weight_columnwise_scale", given(fc2_weight_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
-      "align(2 * F, 16)");
-  check_size(kCell, "fc1_weight_columnwise_scale", given(fc1_weight_columnwise_scale), -1, 1, "1");
   check_size(kCell, "n_columnwise", given(n_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
+  check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
@@ -422,42 +402,50 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto x_dense = dense(x);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
-  const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
-  const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
+  const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
-  const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto n_columnwise_dense = dense(n_columnwise);
   const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const bool need_da = need_dx || need_dnorm_weight || need_dfc1_weight || need_dfc1_bias;
-  const bool need_dn = need_dx || need_dnorm_weight;
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
+  const bool need_fc2_weight_copies = need_dx || need_dnorm_weight || need_dfc1_weight
+      || need_dfc1_bias;
+  const bool need_fc1_weight_copies = need_dx || need_dnorm_weight;
   const Tensor dx = need_dx ? empty_rows(dy, 1, {H}, io) : empty({0}, io, dy);
   const Tensor dnorm_weight = need_dnorm_weight ? empty({H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_weight = need_dfc1_weight ? empty({2 * F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_weight = need_dfc2_weight ? empty({H, F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 13> lives{{
-      {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
-      {need_da ? padded(4) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 3},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 3},  // dy_columnwise_scale
+  const std::array<Lifetime, 17> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dn ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
-      {need_dn ? padded(4) : kUnwanted, 4, 5},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 4, 6},  // dh_columnwise
-      {need_dfc1_weight ? padded(4) : kUnwanted, 4, 6},  // dh_columnwise_scale
-      {need_da ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 4, 4},  // dh_row_sums
-      {need_dn ? padded(2 * T * H) : kUnwanted, 5, 7},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 7, 7},  // dx_partials
+      // fc2_weight_columnwise
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
+      {need_fc1_weight_copies ? padded(T * align(2 * F, 16)) : kUnwanted, 5, 7},  // dh_rowwise
+      {need_fc1_weight_copies ? padded(4) : kUnwanted, 5, 7},  // dh_rowwise_scale
+      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 5, 8},  // dh_columnwise
+      {need_dfc1_weight ? padded(4) : kUnwanted, 5, 8},  // dh_columnwise_scale
+      // dh_row_sums
+      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 5, 5},
+      // fc1_weight_columnwise
+      {need_fc1_weight_copies ? padded(H * align(2 * F, 16)) : kUnwanted, 6, 7},
+      {need_fc1_weight_copies ? padded(4) : kUnwanted, 6, 7},  // fc1_weight_columnwise_scale
+      {need_fc1_weight_copies ? padded(2 * T * H) : kUnwanted, 7, 9},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 9, 9},  // dx_partials
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dfc1_weight, /*before=*/6),
-      region(dx, /*before=*/7),
+      region(dfc2_weight, /*before=*/4),
+      region(dfc1_weight, /*before=*/8),
+      region(dx, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -465,14 +453,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const da = workspace[5];
-  void* const dh_rowwise = workspace[6];
-  void* const dh_rowwise_scale = workspace[7];
-  void* const dh_columnwise = workspace[8];
-  void* const dh_columnwise_scale = workspace[9];
-  void* const dh_row_sums = workspace[10];
-  void* const dn = workspace[11];
-  void* const dx_partials = workspace[12];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const da = workspace[7];
+  void* const dh_rowwise = workspace[8];
+  void* const dh_rowwise_scale = workspace[9];
+  void* const dh_columnwise = workspace[10];
+  void* const dh_columnwise_scale = workspace[11];
+  void* const dh_row_sums = workspace[12];
+  void* const fc1_weight_columnwise = workspace[13];
+  void* const fc1_weight_columnwise_scale = workspace[14];
+  void* const dn = workspace[15];
+  void* const dx_partials = workspace[16];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
@@ -489,8 +481,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = H;
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_da ? writable(dy_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_da ? writable(dy_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_fc2_weight_copies ? writable(dy_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_fc2_weight_copies
+        ? writable(dy_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
@@ -504,27 +497,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.state.groups = 1;
     arguments.state.max = 57344.0f;
     arguments.due = &due;
-    arguments.moves_states = !need_da;
+    arguments.moves_states = !need_fc2_weight_copies;
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise_dense),
+                  {/*a=*/pointer(dy_rowwise), /*b=*/pointer(fc2_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(da), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
   //    -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
@@ -540,10 +551,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  // 5. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
   //    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
   //    (y = gate * sigmoid(gate) * up)
-  if (need_da) {
+  if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
       arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense)};
@@ -556,8 +567,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.quantize.columns = 2 * F;
       arguments.step.quantize.groups = 1;
       arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.rowwise.data = need_dn ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_dn ? writable(dh_rowwise_scale) : nullptr;
+      arguments.step.quantize.rowwise.data = need_fc1_weight_copies
+          ? writable(dh_rowwise) : nullptr;
+      arguments.step.quantize.rowwise.scale = need_fc1_weight_copies
+          ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
       arguments.step.quantize.columnwise.data = need_dfc1_weight
           ? writable(dh_columnwise) : nullptr;
@@ -573,27 +586,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.state.max = 57344.0f;
       arguments.step.due = &due;
       arguments.step.moves_states = true;
-      arguments.step.update = need_da;
+      arguments.step.update = need_fc2_weight_copies;
       check(kCell, pointwise_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
+  if (need_fc1_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> dn
-  if (need_dn) {
+  if (need_fc1_weight_copies) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise_dense),
+                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 16),
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 6. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+  // 8. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
   //    -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
@@ -609,8 +640,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 7. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-  if (need_dn) {
+  // 9. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  if (need_fc1_weight_copies) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);

@@ -3,7 +3,7 @@
 //      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 //      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:61c8fbf85b3ac589
+// checksum sha256:885bf4668e95a662
 // Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 // first two are rotated: one call per direction.
 
@@ -29,7 +29,7 @@ constexpr const char* kCell = "norm_qkv__fp8_block";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
 std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> forward(
+    std::optional<Tensor>> forward(
     Tensor x,
     Tensor norm_weight,
     Tensor qkv_weight,
@@ -84,18 +84,11 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
   const auto cos_dense = dense(cos);
   const auto sin_dense = dense(sin);
   const auto qkv_bias_dense = dense(qkv_bias);
-  const bool keep_norm_rstd = need_dx || need_dnorm_weight;
   const Tensor q = empty_rows(x, 1, {V}, io);
   const Tensor k = empty_rows(x, 1, {V}, io);
   const Tensor v = empty_rows(x, 1, {V}, io);
   std::optional<Tensor> norm_rstd;
-  if (keep_norm_rstd) norm_rstd = empty_rows(x, 1, {}, ScalarType::Float);
-  std::optional<Tensor> qkv_weight_columnwise;
-  if (keep_norm_rstd) qkv_weight_columnwise =
-      empty({H, align(3 * V, 16)}, ScalarType::Float8_e4m3fn, x);
-  std::optional<Tensor> qkv_weight_columnwise_scale;
-  if (keep_norm_rstd) qkv_weight_columnwise_scale =
-      empty({ceildiv(3 * V, 128), ceildiv(H, 128)}, ScalarType::Float, x);
+  if (need_dx || need_dnorm_weight) norm_rstd = empty_rows(x, 1, {}, ScalarType::Float);
   std::optional<Tensor> n_columnwise;
   if (need_dqkv_weight) n_columnwise = empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> n_columnwise_scale;
@@ -150,8 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.step.quantize.columnwise.pitch = align(T, 16);
     check(kCell, norm_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_weight_columnwise,
-  //    qkv_weight_columnwise_scale
+  // 2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(qkv_weight_dense);
@@ -164,10 +156,6 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.rowwise.data = writable(qkv_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(qkv_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = keep_norm_rstd ? writable(qkv_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_norm_rstd
-        ? writable(qkv_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(3 * V, 16);
     check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
   // 3. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale,
@@ -201,8 +189,7 @@ std::tuple<Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<Tensor>,
     arguments.interleaved = false;
     check(kCell, rotary_qkv(io, arguments, stream));
   }
-  return {q, k, v, norm_rstd, qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise,
-      n_columnwise_scale};
+  return {q, k, v, norm_rstd, n_columnwise, n_columnwise_scale};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -215,8 +202,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor sin,
     std::optional<Tensor> norm_weight,
     std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> qkv_weight_columnwise,
-    std::optional<Tensor> qkv_weight_columnwise_scale,
+    std::optional<Tensor> qkv_weight,
     std::optional<Tensor> n_columnwise,
     std::optional<Tensor> n_columnwise_scale,
     bool need_dx,
@@ -248,16 +234,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "norm_rstd", given(norm_rstd), "dq", dq);
   check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
   check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), 2, true,
-      "[H, align(3 * V, 16)]");
-  check_device(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), 2, true,
-      "[ceildiv(3 * V, 128), ceildiv(H, 128)]");
+  check_device(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_same_dtype(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_rank(kCell, "qkv_weight", given(qkv_weight), 2, true, "[3 * V, H]");
   check_device(kCell, "n_columnwise", given(n_columnwise), "dq", dq);
   check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
@@ -268,8 +247,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = rows(dq, 1);
   const int64_t V = extent(dq, -1);
   const int64_t H = x ? extent(*x, -1) : norm_weight ? extent(*norm_weight, -1)
-      : qkv_weight_columnwise ? extent(*qkv_weight_columnwise, -2)
-      : n_columnwise ? extent(*n_columnwise, -2)
+      : qkv_weight ? extent(*qkv_weight, -1) : n_columnwise ? extent(*n_columnwise, -2)
       : n_columnwise_scale ? extent(*n_columnwise_scale, -1) : 0;
   const int64_t P = extent(cos, -1);
   check_leading(kCell, "dk", given(dk), 1, T, "T (tokens)");
@@ -281,12 +259,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_leading(kCell, "sin", given(sin), 1, T, "T (tokens)");
   check_size(kCell, "sin", given(sin), -1, P, "P (pairs)");
   check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), -1, align(3 * V, 16),
-      "align(3 * V, 16)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -2,
-      ceildiv(3 * V, 128), "ceildiv(3 * V, 128)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -1,
-      ceildiv(H, 128), "ceildiv(H, 128)");
+  check_size(kCell, "qkv_weight", given(qkv_weight), -2, 3 * V, "3 * V");
   check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
@@ -307,11 +280,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto sin_dense = dense(sin);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
-  const auto qkv_weight_columnwise_dense = dense(qkv_weight_columnwise);
-  const auto qkv_weight_columnwise_scale_dense = dense(qkv_weight_columnwise_scale);
+  const auto qkv_weight_dense = dense(qkv_weight);
   const auto n_columnwise_dense = dense(n_columnwise);
   const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const bool need_dn = need_dx || need_dnorm_weight;
+  const bool need_qkv_weight_copies = need_dx || need_dnorm_weight;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dq, 1, {H}, io);
   std::optional<Tensor> dnorm_weight;
@@ -320,21 +292,27 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dqkv_weight) dqkv_weight = empty({3 * V, H}, io, dq);
   std::optional<Tensor> dqkv_bias;
   if (need_dqkv_bias) dqkv_bias = empty({3 * V}, io, dq);
-  const std::array<Lifetime, 8> lives{{
+  const std::array<Lifetime, 10> lives{{
       {padded(2 * T * 3 * V), 1, 2},  // dqkv_y
-      {need_dn ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 3},  // dqkv_y_rowwise
+      {need_qkv_weight_copies ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 4},  // dqkv_y_rowwise
       // dqkv_y_rowwise_scale
-      {need_dn ? padded(4 * ceildiv(3 * V, 128) * 32 * (T / 32 + 1)) : kUnwanted, 2, 3},
-      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 4},  // dqkv_y_columnwise
+      {need_qkv_weight_copies
+          ? padded(4 * ceildiv(3 * V, 128) * 32 * (T / 32 + 1)) : kUnwanted, 2, 4},
+      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 5},  // dqkv_y_columnwise
       // dqkv_y_columnwise_scale
-      {need_dqkv_weight ? padded(4 * ceildiv(T, 128) * 3 * V) : kUnwanted, 2, 4},
+      {need_dqkv_weight ? padded(4 * ceildiv(T, 128) * 3 * V) : kUnwanted, 2, 5},
       {padded(4 * (T / 128 + 1) * 3 * V), 2, 2},  // dqkv_y_row_sums
-      {need_dn ? padded(2 * T * H) : kUnwanted, 3, 5},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 5, 5},  // dx_partials
+      // qkv_weight_columnwise
+      {need_qkv_weight_copies ? padded(H * align(3 * V, 16)) : kUnwanted, 3, 4},
+      // qkv_weight_columnwise_scale
+      {need_qkv_weight_copies
+          ? padded(4 * ceildiv(3 * V, 128) * ceildiv(H, 128)) : kUnwanted, 3, 4},
+      {need_qkv_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 6},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 6, 6},  // dx_partials
   }};
   const std::array regions{
-      region(dqkv_weight, /*before=*/4),
-      region(dx, /*before=*/5),
+      region(dqkv_weight, /*before=*/5),
+      region(dx, /*before=*/6),
   };
   const Workspace workspace(lives, dq, regions);
   void* const dqkv_y = workspace[0];
@@ -343,8 +321,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dqkv_y_columnwise = workspace[3];
   void* const dqkv_y_columnwise_scale = workspace[4];
   void* const dqkv_y_row_sums = workspace[5];
-  void* const dn = workspace[6];
-  void* const dx_partials = workspace[7];
+  void* const qkv_weight_columnwise = workspace[6];
+  void* const qkv_weight_columnwise_scale = workspace[7];
+  void* const dn = workspace[8];
+  void* const dx_partials = workspace[9];
 
   // 1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
   {
@@ -374,8 +354,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
     arguments.quantize.power_of_two = true;
-    arguments.quantize.rowwise.data = need_dn ? writable(dqkv_y_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dn ? writable(dqkv_y_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_qkv_weight_copies ? writable(dqkv_y_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_qkv_weight_copies
+        ? writable(dqkv_y_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(3 * V, 16);
     arguments.quantize.token_pitch = 32 * (T / 32 + 1);
     arguments.quantize.columnwise.data = need_dqkv_weight ? writable(dqkv_y_columnwise) : nullptr;
@@ -386,23 +367,40 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dqkv_y_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 3. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
+  // 3. quantize: qkv_weight -> qkv_weight_columnwise, qkv_weight_columnwise_scale
+  if (need_qkv_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(qkv_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 3 * V;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(qkv_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(qkv_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(3 * V, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 4. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
   //    qkv_weight_columnwise_scale -> dn
-  if (need_dn) {
+  if (need_qkv_weight_copies) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dqkv_y_rowwise), /*b=*/pointer(qkv_weight_columnwise_dense),
+                  {/*a=*/pointer(dqkv_y_rowwise), /*b=*/pointer(qkv_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/3 * V, /*k=*/H, sms},
                   /*pitch_a=*/align(3 * V, 16),
                   /*pitch_b=*/align(3 * V, 16),
                   /*scale_a=*/floats(pointer(dqkv_y_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale)),
               },
               stream));
   }
-  // 4. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
+  // 5. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
   //    -> dqkv_weight
   if (need_dqkv_weight) {
     check(kCell,
@@ -418,8 +416,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-  if (need_dn) {
+  // 6. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  if (need_qkv_weight_copies) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);

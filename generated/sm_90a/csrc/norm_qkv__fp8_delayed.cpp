@@ -3,7 +3,7 @@
 //      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 //      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:9ad551e798390aaa
+// checksum sha256:547b95685238070a
 // Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 // first two are rotated: one call per direction.
 
@@ -29,7 +29,7 @@ using namespace fusegen_sm_90a;
 constexpr const char* kCell = "norm_qkv__fp8_delayed";
 constexpr Arch kArch{"sm_90a", 9, 0, Reach::none};
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x,
     Tensor norm_weight,
     Tensor qkv_weight,
@@ -100,28 +100,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
   const Tensor v = empty_rows(x, 1, {V}, io);
   const Tensor norm_rstd = keep_norm_rstd
       ? empty_rows(x, 1, {}, ScalarType::Float) : empty({0}, ScalarType::Float, x);
-  const Tensor qkv_weight_columnwise = keep_norm_rstd
-      ? empty({H, align(3 * V, 16)}, ScalarType::Float8_e4m3fn, x)
-      : empty({0}, ScalarType::Float8_e4m3fn, x);
-  const Tensor qkv_weight_columnwise_scale = keep_norm_rstd
-      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const Tensor n_columnwise = need_dqkv_weight
       ? empty({H, align(T, 16)}, ScalarType::Float8_e4m3fn, x)
       : empty({0}, ScalarType::Float8_e4m3fn, x);
   const Tensor n_columnwise_scale = need_dqkv_weight
       ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
+  const Tensor qkv_weight_scale_used = keep_norm_rstd
+      ? empty({1}, ScalarType::Float, x) : empty({0}, ScalarType::Float, x);
   const std::array<Lifetime, 6> lives{{
-      {padded(T * align(H, 16)), 1, 3},  // n_rowwise
-      {padded(4), 1, 3},  // n_rowwise_scale
-      {padded(4 * (2 * T + T / 128 + 1)), 1, 1},  // n_statistics
-      {padded(3 * V * align(H, 16)), 2, 3},  // qkv_weight_rowwise
-      {padded(4), 2, 3},  // qkv_weight_rowwise_scale
-      {padded(2 * T * 3 * V), 3, 4},  // qkv_y
+      {padded(T * align(H, 16)), 2, 4},  // n_rowwise
+      {padded(4), 2, 4},  // n_rowwise_scale
+      {padded(4 * (2 * T + T / 128 + 1)), 2, 2},  // n_statistics
+      {padded(3 * V * align(H, 16)), 3, 4},  // qkv_weight_rowwise
+      {padded(4), 3, 4},  // qkv_weight_rowwise_scale
+      {padded(2 * T * 3 * V), 4, 5},  // qkv_y
   }};
   const std::array regions{
-      region(q, /*before=*/4),
-      region(k, /*before=*/4),
-      region(v, /*before=*/4),
+      region(q, /*before=*/5),
+      region(k, /*before=*/5),
+      region(v, /*before=*/5),
   };
   const Workspace workspace(lives, x, regions);
   void* const n_rowwise = workspace[0];
@@ -136,7 +133,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
   float* const qkv_weight_scale = floats(writable(forward_state)) + 2049;
   DelayedArguments due{};
 
-  // 1. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
+  // 1. snapshot: qkv_weight_scale -> qkv_weight_scale_used
+  if (keep_norm_rstd) {
+    check(kCell, copy_memory(writable(qkv_weight_scale_used), qkv_weight_scale, 4, stream));
+  }
+  // 2. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
   //    n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
   {
     NormQuantizeArguments arguments{};
@@ -170,8 +171,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.step.update = need_any;
     check(kCell, norm_quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 2. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
-  //    qkv_weight_rowwise_scale, qkv_weight_columnwise, qkv_weight_columnwise_scale
+  // 3. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
+  //    qkv_weight_rowwise_scale
   {
     QuantizeStepArguments arguments{};
     arguments.quantize.input = pointer(qkv_weight_dense);
@@ -183,10 +184,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.quantize.rowwise.data = writable(qkv_weight_rowwise);
     arguments.quantize.rowwise.scale = writable(qkv_weight_rowwise_scale);
     arguments.quantize.rowwise.pitch = align(H, 16);
-    arguments.quantize.columnwise.data = keep_norm_rstd ? writable(qkv_weight_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = keep_norm_rstd
-        ? writable(qkv_weight_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(3 * V, 16);
     arguments.state.history = qkv_weight_amax_history;
     arguments.state.scale = qkv_weight_scale;
     arguments.state.slots = 1024;
@@ -197,7 +194,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.update = need_any;
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 3. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale,
+  // 4. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale,
   //    qkv_bias -> qkv_y
   check(kCell,
         gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast(io,
@@ -211,7 +208,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
                 /*scale_b=*/floats(pointer(qkv_weight_rowwise_scale)),
             },
             stream));
-  // 4. rotary_qkv: qkv_y, cos, sin -> q, k, v
+  // 5. rotary_qkv: qkv_y, cos, sin -> q, k, v
   {
     RotaryQkvArguments arguments{};
     arguments.x = pointer(qkv_y);
@@ -228,8 +225,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.interleaved = false;
     check(kCell, rotary_qkv(io, arguments, stream));
   }
-  return {q, k, v, norm_rstd, qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise,
-      n_columnwise_scale};
+  return {q, k, v, norm_rstd, n_columnwise, n_columnwise_scale, qkv_weight_scale_used};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
@@ -241,10 +237,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor sin,
     std::optional<Tensor> norm_weight,
     std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> qkv_weight_columnwise,
-    std::optional<Tensor> qkv_weight_columnwise_scale,
+    std::optional<Tensor> qkv_weight,
     std::optional<Tensor> n_columnwise,
     std::optional<Tensor> n_columnwise_scale,
+    std::optional<Tensor> qkv_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dnorm_weight,
@@ -275,22 +271,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "norm_rstd", given(norm_rstd), "dq", dq);
   check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
   check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise),
-      ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), 2, true,
-      "[H, align(3 * V, 16)]");
-  check_device(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), "dq", dq);
-  check_dtype(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale),
-      ScalarType::Float);
-  check_rank(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), 1, true,
-      "[1]");
+  check_device(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_same_dtype(kCell, "qkv_weight", given(qkv_weight), "dq", dq);
+  check_rank(kCell, "qkv_weight", given(qkv_weight), 2, true, "[3 * V, H]");
   check_device(kCell, "n_columnwise", given(n_columnwise), "dq", dq);
   check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
   check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dq", dq);
   check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), "dq", dq);
+  check_dtype(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "backward_state", given(backward_state), "dq", dq);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, 1]");
@@ -298,8 +290,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = rows(dq, 1);
   const int64_t V = extent(dq, -1);
   const int64_t H = x ? extent(*x, -1) : norm_weight ? extent(*norm_weight, -1)
-      : qkv_weight_columnwise ? extent(*qkv_weight_columnwise, -2)
-      : n_columnwise ? extent(*n_columnwise, -2) : 0;
+      : qkv_weight ? extent(*qkv_weight, -1) : n_columnwise ? extent(*n_columnwise, -2) : 0;
   const int64_t P = extent(cos, -1);
   check_leading(kCell, "dk", given(dk), 1, T, "T (tokens)");
   check_size(kCell, "dk", given(dk), -1, V, "V (key_value_width)");
@@ -310,11 +301,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   check_leading(kCell, "sin", given(sin), 1, T, "T (tokens)");
   check_size(kCell, "sin", given(sin), -1, P, "P (pairs)");
   check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "qkv_weight_columnwise", given(qkv_weight_columnwise), -1, align(3 * V, 16),
-      "align(3 * V, 16)");
-  check_size(kCell, "qkv_weight_columnwise_scale", given(qkv_weight_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "qkv_weight", given(qkv_weight), -2, 3 * V, "3 * V");
   check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "qkv_weight_scale_used", given(qkv_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
   check_multiple(kCell, "3 * V", 3 * V, 8, "sm_90a");
@@ -335,28 +325,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const auto sin_dense = dense(sin);
   const auto norm_weight_dense = dense(norm_weight);
   const auto norm_rstd_dense = dense(norm_rstd);
-  const auto qkv_weight_columnwise_dense = dense(qkv_weight_columnwise);
-  const auto qkv_weight_columnwise_scale_dense = dense(qkv_weight_columnwise_scale);
+  const auto qkv_weight_dense = dense(qkv_weight);
   const auto n_columnwise_dense = dense(n_columnwise);
   const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const bool need_dn = need_dx || need_dnorm_weight;
+  const auto qkv_weight_scale_used_dense = dense(qkv_weight_scale_used);
+  const bool need_qkv_weight_copies = need_dx || need_dnorm_weight;
   const Tensor dx = need_dx ? empty_rows(dq, 1, {H}, io) : empty({0}, io, dq);
   const Tensor dnorm_weight = need_dnorm_weight ? empty({H}, io, dq) : empty({0}, io, dq);
   const Tensor dqkv_weight = need_dqkv_weight ? empty({3 * V, H}, io, dq) : empty({0}, io, dq);
   const Tensor dqkv_bias = need_dqkv_bias ? empty({3 * V}, io, dq) : empty({0}, io, dq);
-  const std::array<Lifetime, 8> lives{{
+  const std::array<Lifetime, 10> lives{{
       {padded(2 * T * 3 * V), 1, 2},  // dqkv_y
-      {need_dn ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 3},  // dqkv_y_rowwise
-      {need_dn ? padded(4) : kUnwanted, 2, 3},  // dqkv_y_rowwise_scale
-      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 4},  // dqkv_y_columnwise
-      {need_dqkv_weight ? padded(4) : kUnwanted, 2, 4},  // dqkv_y_columnwise_scale
+      {need_qkv_weight_copies ? padded(T * align(3 * V, 16)) : kUnwanted, 2, 4},  // dqkv_y_rowwise
+      {need_qkv_weight_copies ? padded(4) : kUnwanted, 2, 4},  // dqkv_y_rowwise_scale
+      {need_dqkv_weight ? padded(3 * V * align(T, 16)) : kUnwanted, 2, 5},  // dqkv_y_columnwise
+      {need_dqkv_weight ? padded(4) : kUnwanted, 2, 5},  // dqkv_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * 3 * V), 2, 2},  // dqkv_y_row_sums
-      {need_dn ? padded(2 * T * H) : kUnwanted, 3, 5},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 5, 5},  // dx_partials
+      // qkv_weight_columnwise
+      {need_qkv_weight_copies ? padded(H * align(3 * V, 16)) : kUnwanted, 3, 4},
+      {need_qkv_weight_copies ? padded(4) : kUnwanted, 3, 4},  // qkv_weight_columnwise_scale
+      {need_qkv_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 6},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 6, 6},  // dx_partials
   }};
   const std::array regions{
-      region(dqkv_weight, /*before=*/4),
-      region(dx, /*before=*/5),
+      region(dqkv_weight, /*before=*/5),
+      region(dx, /*before=*/6),
   };
   const Workspace workspace(lives, dq, regions);
   void* const dqkv_y = workspace[0];
@@ -365,8 +358,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   void* const dqkv_y_columnwise = workspace[3];
   void* const dqkv_y_columnwise_scale = workspace[4];
   void* const dqkv_y_row_sums = workspace[5];
-  void* const dn = workspace[6];
-  void* const dx_partials = workspace[7];
+  void* const qkv_weight_columnwise = workspace[6];
+  void* const qkv_weight_columnwise_scale = workspace[7];
+  void* const dn = workspace[8];
+  void* const dx_partials = workspace[9];
   float* const qkv_grad_output_amax_history = floats(writable(backward_state));
   float* const qkv_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -398,8 +393,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.quantize.columns = 3 * V;
     arguments.quantize.groups = 1;
     arguments.quantize.row_align = 32;
-    arguments.quantize.rowwise.data = need_dn ? writable(dqkv_y_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dn ? writable(dqkv_y_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.data = need_qkv_weight_copies ? writable(dqkv_y_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_qkv_weight_copies
+        ? writable(dqkv_y_rowwise_scale) : nullptr;
     arguments.quantize.rowwise.pitch = align(3 * V, 16);
     arguments.quantize.columnwise.data = need_dqkv_weight ? writable(dqkv_y_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dqkv_weight
@@ -417,23 +413,41 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 3. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
+  // 3. quantize: qkv_weight, qkv_weight_scale_used -> qkv_weight_columnwise,
+  //    qkv_weight_columnwise_scale
+  if (need_qkv_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(qkv_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 3 * V;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = 1;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(qkv_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(qkv_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(3 * V, 16);
+      arguments.quantize.scale = floats(pointer(qkv_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 4. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
   //    qkv_weight_columnwise_scale -> dn
-  if (need_dn) {
+  if (need_qkv_weight_copies) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dqkv_y_rowwise), /*b=*/pointer(qkv_weight_columnwise_dense),
+                  {/*a=*/pointer(dqkv_y_rowwise), /*b=*/pointer(qkv_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/3 * V, /*k=*/H, sms},
                   /*pitch_a=*/align(3 * V, 16),
                   /*pitch_b=*/align(3 * V, 16),
                   /*scale_a=*/floats(pointer(dqkv_y_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(qkv_weight_columnwise_scale)),
               },
               stream));
   }
-  // 4. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
+  // 5. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
   //    -> dqkv_weight
   if (need_dqkv_weight) {
     check(kCell,
@@ -449,8 +463,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 5. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
-  if (need_dn) {
+  // 6. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  if (need_qkv_weight_copies) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:1cdb057e68f78422
+# checksum sha256:083cb2c9246600b9
 """grouped_linear__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -98,18 +98,16 @@ def forward(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    need_dx: bool,
     need_dweight: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_columnwise,
-    #    weight_columnwise_scale
-    weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
-        weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale
+    weight_rowwise_copy, _ = quantized.quantize(
+        weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
     #    split_sizes, bias -> y
@@ -118,8 +116,6 @@ def forward(
     )
     return (
         y,
-        weight_columnwise_copy.data if need_dx else None,
-        weight_columnwise_copy.scale if need_dx else None,
         x_columnwise_copy.data if need_dweight else None,
         x_columnwise_copy.scale if need_dweight else None,
     )
@@ -128,8 +124,7 @@ def forward(
 def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
+    weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
 ) -> None:
@@ -139,18 +134,9 @@ def check_backward(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "weight_columnwise", weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise", weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "weight_columnwise", weight_columnwise, 3, "[E, K, align(N, 16)]")
-    checks.device(CELL, "weight_columnwise_scale", weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise_scale", weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        3,
-        "[E, ceildiv(N, 128), ceildiv(K, 128)]",
-    )
+    checks.device(CELL, "weight", weight, "dy", dy)
+    checks.same_dtype(CELL, "weight", weight, "dy", dy)
+    checks.rank(CELL, "weight", weight, 3, "[E, N, K]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(32 * (T // 32 + E), 16)]")
@@ -161,33 +147,16 @@ def check_backward(
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
         if x_columnwise_scale is not None
         else 0
     )
-    checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
-    checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -3, E, "E (num_groups)")
-    checks.size(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        -2,
-        -(-N // 128),
-        "ceildiv(N, 128)",
-    )
-    checks.size(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        -1,
-        -(-K // 128),
-        "ceildiv(K, 128)",
-    )
+    checks.size(CELL, "weight", weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "weight", weight, -2, N, "N (out_features)")
     checks.size(
         CELL,
         "x_columnwise",
@@ -204,8 +173,7 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: steps.IfAsked,
-    weight_columnwise_scale: steps.IfAsked,
+    weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
@@ -213,13 +181,11 @@ def backward(
     need_dbias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dweight = dbias = steps.ABSENT
+    dx = dweight = dbias = _ = weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    N = dy.shape[-1]
-    E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
@@ -239,23 +205,18 @@ def backward(
     # 1. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    # 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
     #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                weight_columnwise,
-                weight_columnwise_scale,
-                WEIGHT,
-                (E, N, K),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(

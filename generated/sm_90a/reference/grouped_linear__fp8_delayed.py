@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:eadb5cc3349e23af
+# checksum sha256:9547141855d5fc11
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -109,15 +109,20 @@ def forward(
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    input_amax_history = input_scale = weight_amax_history = weight_scale = steps.ABSENT
+    weight_scale_used = input_amax_history = input_scale = weight_amax_history = weight_scale = (
+        steps.ABSENT
+    )
     need_any = need_dx or need_dweight or need_dbias
     input_amax_history = forward_state[0:1024]
     input_scale = forward_state[1024]
     weight_amax_history = forward_state[1025:2049]
     weight_scale = forward_state[2049]
-    # 1. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
+    # 1. snapshot: weight_scale -> weight_scale_used
+    if need_dx:
+        weight_scale_used = weight_scale.clone()
+    # 2. quantize: x, split_sizes, input_amax_history, input_scale -> x_rowwise, x_rowwise_scale,
     #    x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x,
@@ -128,7 +133,7 @@ def forward(
         scale=input_scale,
         layout=LAYOUT,
     )
-    # 1. state after it: input_amax_history, input_scale
+    # 2. state after it: input_amax_history, input_scale
     if need_any:
         input_amax_history, input_scale = quantized.delayed_update(
             input_amax_history,
@@ -137,12 +142,11 @@ def forward(
             INPUT,
             grouped=True,
         )
-    # 2. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise,
-    #    weight_rowwise_scale, weight_columnwise, weight_columnwise_scale
-    weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
-        weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=weight_scale, layout=LAYOUT
+    # 3. quantize: weight, weight_amax_history, weight_scale -> weight_rowwise, weight_rowwise_scale
+    weight_rowwise_copy, _ = quantized.quantize(
+        weight, WEIGHT, rowwise=True, columnwise=False, scale=weight_scale, layout=LAYOUT
     )
-    # 2. state after it: weight_amax_history, weight_scale
+    # 3. state after it: weight_amax_history, weight_scale
     if need_any:
         weight_amax_history, weight_scale = quantized.delayed_update(
             weight_amax_history,
@@ -151,17 +155,16 @@ def forward(
             WEIGHT,
             grouped=True,
         )
-    # 3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
+    # 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, weight_rowwise, weight_rowwise_scale,
     #    split_sizes, bias -> y
     y = quantized.grouped_gemm_fprop(
         x_rowwise_copy, weight_rowwise_copy, split_sizes, dtype=x.dtype, add=bias
     )
     return (
         y,
-        weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dweight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dweight else x.new_empty(0, dtype=torch.float32),
+        weight_scale_used if need_dx else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(input_amax_history, input_scale, weight_amax_history, weight_scale),
     )
 
@@ -169,10 +172,10 @@ def forward(
 def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
+    weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -181,18 +184,18 @@ def check_backward(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "weight_columnwise", weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise", weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "weight_columnwise", weight_columnwise, 3, "[E, K, align(N, 16)]")
-    checks.device(CELL, "weight_columnwise_scale", weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise_scale", weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "weight_columnwise_scale", weight_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "weight", weight, "dy", dy)
+    checks.same_dtype(CELL, "weight", weight, "dy", dy)
+    checks.rank(CELL, "weight", weight, 3, "[E, N, K]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(32 * (T // 32 + E), 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "weight_scale_used", weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "weight_scale_used", weight_scale_used, torch.float32)
+    checks.rank(CELL, "weight_scale_used", weight_scale_used, 1, "[E]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[1025, E]")
@@ -201,15 +204,14 @@ def check_backward(
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
     )
-    checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 16) * 16, "align(N, 16)")
-    checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "weight", weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "weight", weight, -2, N, "N (out_features)")
     checks.size(
         CELL,
         "x_columnwise",
@@ -219,6 +221,7 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "weight_scale_used", weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 1025, "1025")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
@@ -228,23 +231,21 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: steps.IfAsked,
-    weight_columnwise_scale: steps.IfAsked,
+    weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dweight = dbias = steps.ABSENT
+    dx = dweight = dbias = _ = weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    N = dy.shape[-1]
-    E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -273,23 +274,18 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    # 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, scale=weight_scale_used, layout=LAYOUT
+        )
+    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
     #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                weight_columnwise,
-                weight_columnwise_scale,
-                WEIGHT,
-                (E, N, K),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(

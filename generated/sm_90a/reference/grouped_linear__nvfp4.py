@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:9fe4120571bf116e
+# checksum sha256:43cda13f7bd32c91
 """grouped_linear__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -98,9 +98,8 @@ def forward(
     weight: Tensor,
     split_sizes: Tensor,
     bias: Tensor | None,
-    need_dx: bool,
     need_dweight: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax, x_partial_amax
@@ -108,9 +107,9 @@ def forward(
         x, INPUT, rowwise=True, columnwise=need_dweight, group_sizes=split_sizes, layout=LAYOUT
     )
     # 2. quantize: weight -> weight_rowwise, weight_rowwise_scale, weight_rowwise_amax,
-    #    weight_columnwise, weight_columnwise_scale, weight_columnwise_amax, weight_partial_amax
-    weight_rowwise_copy, weight_columnwise_copy = quantized.quantize(
-        weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    #    weight_partial_amax
+    weight_rowwise_copy, _ = quantized.quantize(
+        weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 5. grouped_gemm fprop: x_rowwise_decoded, weight_rowwise_decoded, x_rowwise_amax,
     #    weight_rowwise_amax, bias, split_sizes -> y
@@ -119,27 +118,19 @@ def forward(
     )
     return (
         y,
-        weight_columnwise_copy.data if need_dx else None,
-        weight_columnwise_copy.scale if need_dx else None,
-        quantized.join_amaxes(
-            weight_columnwise_copy.amax if need_dx else None,
-            x_columnwise_copy.amax if need_dweight else None,
-        )
-        if need_dx or need_dweight
-        else None,
         x_columnwise_copy.data if need_dweight else None,
         x_columnwise_copy.scale if need_dweight else None,
+        x_columnwise_copy.amax if need_dweight else None,
     )
 
 
 def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: Tensor | None,
-    weight_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
+    weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    x_columnwise_amax: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
@@ -148,27 +139,18 @@ def check_backward(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "weight_columnwise", weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise", weight_columnwise, torch.float4_e2m1fn_x2)
-    checks.rank(CELL, "weight_columnwise", weight_columnwise, 3, "[E, K, align(N, 32) // 2]")
-    checks.device(CELL, "weight_columnwise_scale", weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "weight_columnwise_scale", weight_columnwise_scale, torch.float8_e4m3fn)
-    checks.rank(
-        CELL,
-        "weight_columnwise_scale",
-        weight_columnwise_scale,
-        3,
-        "[E, ceildiv(N, 16), ceildiv(K, 16)]",
-    )
-    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
-    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
-    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
+    checks.device(CELL, "weight", weight, "dy", dy)
+    checks.same_dtype(CELL, "weight", weight, "dy", dy)
+    checks.rank(CELL, "weight", weight, 3, "[E, N, K]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(32 * (T // 32 + E), 32) // 2]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, K]")
+    checks.device(CELL, "x_columnwise_amax", x_columnwise_amax, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_amax", x_columnwise_amax, torch.float32)
+    checks.rank(CELL, "x_columnwise_amax", x_columnwise_amax, 1, "[E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -177,27 +159,16 @@ def check_backward(
     N = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
         if x_columnwise_scale is not None
         else 0
     )
-    checks.size(CELL, "weight_columnwise", weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise", weight_columnwise, -1, -(-N // 32) * 32 // 2, "align(N, 32) // 2"
-    )
-    checks.size(CELL, "weight_columnwise_scale", weight_columnwise_scale, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "weight_columnwise_scale", weight_columnwise_scale, -2, -(-N // 16), "ceildiv(N, 16)"
-    )
-    checks.size(
-        CELL, "weight_columnwise_scale", weight_columnwise_scale, -1, -(-K // 16), "ceildiv(K, 16)"
-    )
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
+    checks.size(CELL, "weight", weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "weight", weight, -2, N, "N (out_features)")
     checks.size(
         CELL,
         "x_columnwise",
@@ -207,6 +178,7 @@ def check_backward(
         "align(32 * (T // 32 + E), 32) // 2",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
+    checks.size(CELL, "x_columnwise_amax", x_columnwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "N (out_features)", N, 8, "sm_90a")
     checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
@@ -215,32 +187,27 @@ def check_backward(
 def backward(
     dy: Tensor,
     split_sizes: Tensor,
-    weight_columnwise: steps.IfAsked,
-    weight_columnwise_scale: steps.IfAsked,
-    saved_amaxes: steps.IfAsked,
+    weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    x_columnwise_amax: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dweight = dbias = steps.ABSENT
+    dx = dweight = dbias = _ = weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    N = dy.shape[-1]
-    E = split_sizes.shape[-1]
     K = (
-        weight_columnwise.shape[-2]
-        if weight_columnwise is not None
+        weight.shape[-1]
+        if weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
         if x_columnwise_scale is not None
         else 0
     )
-    weight_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
-    x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -257,24 +224,19 @@ def backward(
         dbias = steps.group_sum(dy, split_sizes)
     # 1. state after it: rng_state
     rng_state = quantized.advance(rng_state)
-    # 4. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
+    # 2. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_columnwise_amax,
+    #    weight_partial_amax
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_amax,
     #    weight_columnwise_amax, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                weight_columnwise,
-                weight_columnwise_scale,
-                WEIGHT,
-                (E, N, K),
-                amax=weight_columnwise_amax,
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 7. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,
+    # 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_amax,
     #    x_columnwise_amax, dy_padded_sizes -> dweight
     if need_dweight:
         dweight = quantized.grouped_gemm_wgrad(

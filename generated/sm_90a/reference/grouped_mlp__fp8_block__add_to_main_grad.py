@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:195782eaeccdc5d0
+# checksum sha256:5378121952d142a8
 """grouped_mlp__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -153,33 +153,19 @@ def forward(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         x, INPUT, rowwise=True, columnwise=need_dfc1_weight, group_sizes=split_sizes, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-    #    fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
-    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
+    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
     #    fc1_weight_rowwise_scale, split_sizes, fc1_bias -> h
@@ -199,13 +185,9 @@ def forward(
     )
     return (
         y,
-        h if keep_h else None,
-        fc2_weight_columnwise_copy.data if keep_h else None,
-        fc2_weight_columnwise_copy.scale if keep_h else None,
+        h if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
-        fc1_weight_columnwise_copy.data if need_dx else None,
-        fc1_weight_columnwise_copy.scale if need_dx else None,
         x_columnwise_copy.data if need_dfc1_weight else None,
         x_columnwise_copy.scale if need_dfc1_weight else None,
     )
@@ -215,13 +197,11 @@ def check_backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
@@ -236,39 +216,21 @@ def check_backward(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        3,
-        "[E, ceildiv(H, 128), ceildiv(F, 128)]",
-    )
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 128 + E, F]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 3, "[E, H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        3,
-        "[E, ceildiv(2 * F, 128), ceildiv(H, 128)]",
-    )
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
@@ -287,14 +249,16 @@ def check_backward(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -302,31 +266,13 @@ def check_backward(
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(
-        CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -3, E, "E (num_groups)"
-    )
-    checks.size(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        -2,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        -1,
-        -(-F // 128),
-        "ceildiv(F, 128)",
-    )
+    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(
         CELL,
         "a_columnwise",
@@ -336,35 +282,6 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(
-        CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -3, E, "E (num_groups)"
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -2,
-        -(-(2 * F) // 128),
-        "ceildiv(2 * F, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -1,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
         CELL,
@@ -389,13 +306,11 @@ def backward(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     fc1_weight_main_grad: steps.IfAsked,
@@ -408,34 +323,35 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = dh_columnwise_copy = (
-        steps.ABSENT
-    )
+    dx = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
+        dh_rowwise_copy
+    ) = dh_columnwise_copy = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
         if fc1_weight_main_grad is not None
         else 0
     )
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
     #    dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
         GRAD_OUTPUT,
-        rowwise=need_da,
+        rowwise=need_fc2_weight_copies,
         columnwise=need_dfc2_weight,
         group_sizes=split_sizes,
         layout=LAYOUT,
@@ -443,23 +359,18 @@ def backward(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale, split_sizes -> da
-    if need_da:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy,
-            quantized.Operand(
-                fc2_weight_columnwise,
-                fc2_weight_columnwise_scale,
-                WEIGHT,
-                (E, H, F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
+        )
+    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
     #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -470,10 +381,10 @@ def backward(
             split_sizes,
             dtype=torch.float32,
         )
-    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_da:
+    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    # 6. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -484,26 +395,21 @@ def backward(
             group_sizes=split_sizes,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy,
-            quantized.Operand(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
-                WEIGHT,
-                (E, 2 * F, H),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
+            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
     if need_dfc1_weight:
         fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(

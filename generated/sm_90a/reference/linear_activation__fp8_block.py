@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:37863dc848b59cbd
+# checksum sha256:ce89c03f50c294b9
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -119,16 +119,15 @@ def forward(
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         steps.rows(x), INPUT, rowwise=True, columnwise=need_dfc_weight, layout=LAYOUT
     )
-    # 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise,
-    #    fc_weight_columnwise_scale
-    fc_weight_rowwise_copy, fc_weight_columnwise_copy = quantized.quantize(
-        fc_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    # 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale
+    fc_weight_rowwise_copy, _ = quantized.quantize(
+        fc_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 3. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
     #    -> fc_y
@@ -140,8 +139,6 @@ def forward(
     return (
         y,
         fc_y if need_dx or need_dfc_weight or need_dfc_bias else None,
-        fc_weight_columnwise_copy.data if need_dx else None,
-        fc_weight_columnwise_copy.scale if need_dx else None,
         x_columnwise_copy.data if need_dfc_weight else None,
         x_columnwise_copy.scale if need_dfc_weight else None,
     )
@@ -149,30 +146,20 @@ def forward(
 
 def check_backward(
     dy: Tensor,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
     checks.device(CELL, "fc_y", fc_y, "dy", dy)
     checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
     checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_weight_columnwise", fc_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise", fc_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc_weight_columnwise", fc_weight_columnwise, 2, "[K, align(D, 16)]")
-    checks.device(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        2,
-        "[ceildiv(D, 128), ceildiv(K, 128)]",
-    )
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
@@ -182,35 +169,17 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
         if x_columnwise_scale is not None
         else 0
     )
+    checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
     checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
     checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
-    checks.size(
-        CELL, "fc_weight_columnwise", fc_weight_columnwise, -1, -(-D // 16) * 16, "align(D, 16)"
-    )
-    checks.size(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        -2,
-        -(-D // 128),
-        "ceildiv(D, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        -1,
-        -(-K // 128),
-        "ceildiv(K, 128)",
-    )
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
@@ -219,9 +188,8 @@ def check_backward(
 
 def backward(
     dy: Tensor,
+    fc_weight: steps.IfAsked,
     fc_y: Tensor,
-    fc_weight_columnwise: steps.IfAsked,
-    fc_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
@@ -229,12 +197,11 @@ def backward(
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = steps.ABSENT
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
@@ -252,25 +219,18 @@ def backward(
     # 2. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dfc_y)
-    # 3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    # 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
     #    fc_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                dfc_y_rowwise_copy,
-                quantized.Operand(
-                    fc_weight_columnwise,
-                    fc_weight_columnwise_scale,
-                    WEIGHT,
-                    (D, K),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:a8a9b56c901fc6d4
+# checksum sha256:2805bf4650bd66e8
 """linear_activation__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -127,15 +127,20 @@ def forward(
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    fc_input_amax_history = fc_input_scale = fc_weight_amax_history = fc_weight_scale = steps.ABSENT
+    fc_weight_scale_used = fc_input_amax_history = fc_input_scale = fc_weight_amax_history = (
+        fc_weight_scale
+    ) = steps.ABSENT
     need_any = need_dx or need_dfc_weight or need_dfc_bias
     fc_input_amax_history = forward_state[0:1024]
     fc_input_scale = forward_state[1024]
     fc_weight_amax_history = forward_state[1025:2049]
     fc_weight_scale = forward_state[2049]
-    # 1. quantize: x, fc_input_amax_history, fc_input_scale -> x_rowwise, x_rowwise_scale,
+    # 1. snapshot: fc_weight_scale -> fc_weight_scale_used
+    if need_dx:
+        fc_weight_scale_used = fc_weight_scale.clone()
+    # 2. quantize: x, fc_input_amax_history, fc_input_scale -> x_rowwise, x_rowwise_scale,
     #    x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         steps.rows(x),
@@ -145,7 +150,7 @@ def forward(
         scale=fc_input_scale,
         layout=LAYOUT,
     )
-    # 1. state after it: fc_input_amax_history, fc_input_scale
+    # 2. state after it: fc_input_amax_history, fc_input_scale
     if need_any:
         fc_input_amax_history, fc_input_scale = quantized.delayed_update(
             fc_input_amax_history,
@@ -154,12 +159,12 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 2. quantize: fc_weight, fc_weight_amax_history, fc_weight_scale -> fc_weight_rowwise,
-    #    fc_weight_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
-    fc_weight_rowwise_copy, fc_weight_columnwise_copy = quantized.quantize(
-        fc_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc_weight_scale, layout=LAYOUT
+    # 3. quantize: fc_weight, fc_weight_amax_history, fc_weight_scale -> fc_weight_rowwise,
+    #    fc_weight_rowwise_scale
+    fc_weight_rowwise_copy, _ = quantized.quantize(
+        fc_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc_weight_scale, layout=LAYOUT
     )
-    # 2. state after it: fc_weight_amax_history, fc_weight_scale
+    # 3. state after it: fc_weight_amax_history, fc_weight_scale
     if need_any:
         fc_weight_amax_history, fc_weight_scale = quantized.delayed_update(
             fc_weight_amax_history,
@@ -168,20 +173,19 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 3. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
+    # 4. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
     #    -> fc_y
     fc_y = steps.with_leading(
         quantized.gemm_fprop(x_rowwise_copy, fc_weight_rowwise_copy, dtype=x.dtype, add=fc_bias), x
     )
-    # 4. pointwise: fc_y -> y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
+    # 5. pointwise: fc_y -> y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
     y = _act_forward(fc_y)
     return (
         y,
         fc_y if need_any else x.new_empty(0),
-        fc_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc_weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc_weight else x.new_empty(0, dtype=torch.float32),
+        fc_weight_scale_used if need_dx else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc_input_amax_history, fc_input_scale, fc_weight_amax_history, fc_weight_scale
         ),
@@ -190,31 +194,31 @@ def forward(
 
 def check_backward(
     dy: Tensor,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
     checks.device(CELL, "fc_y", fc_y, "dy", dy)
     checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
     checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_weight_columnwise", fc_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise", fc_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc_weight_columnwise", fc_weight_columnwise, 2, "[K, align(D, 16)]")
-    checks.device(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, 1, "[1]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc_weight_scale_used", fc_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc_weight_scale_used", fc_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc_weight_scale_used", fc_weight_scale_used, 1, "[1]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[1025, 1]")
@@ -222,20 +226,18 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
     )
+    checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
     checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
     checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
-    checks.size(
-        CELL, "fc_weight_columnwise", fc_weight_columnwise, -1, -(-D // 16) * 16, "align(D, 16)"
-    )
-    checks.size(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, -1, 1, "1")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc_weight_scale_used", fc_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 1025, "1025")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
@@ -244,23 +246,22 @@ def check_backward(
 
 def backward(
     dy: Tensor,
+    fc_weight: steps.IfAsked,
     fc_y: Tensor,
-    fc_weight_columnwise: steps.IfAsked,
-    fc_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    fc_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = steps.ABSENT
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -291,25 +292,24 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    # 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+    #    fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc_weight_scale_used,
+            layout=LAYOUT,
+        )
+    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
     #    fc_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                dfc_y_rowwise_copy,
-                quantized.Operand(
-                    fc_weight_columnwise,
-                    fc_weight_columnwise_scale,
-                    WEIGHT,
-                    (D, K),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(

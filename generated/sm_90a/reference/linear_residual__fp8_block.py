@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:da6ab6fce66ec84e
+# checksum sha256:26e22337da65ecc9
 """linear_residual__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -109,18 +109,16 @@ def forward(
     fc_weight: Tensor,
     residual: Tensor,
     fc_bias: Tensor | None,
-    need_dx: bool,
     need_dfc_weight: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
     # 1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         steps.rows(x), INPUT, rowwise=True, columnwise=need_dfc_weight, layout=LAYOUT
     )
-    # 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise,
-    #    fc_weight_columnwise_scale
-    fc_weight_rowwise_copy, fc_weight_columnwise_copy = quantized.quantize(
-        fc_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    # 2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale
+    fc_weight_rowwise_copy, _ = quantized.quantize(
+        fc_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 3. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
     #    -> fc_y
@@ -131,8 +129,6 @@ def forward(
     y = _sum_forward(fc_y, residual)
     return (
         y,
-        fc_weight_columnwise_copy.data if need_dx else None,
-        fc_weight_columnwise_copy.scale if need_dx else None,
         x_columnwise_copy.data if need_dfc_weight else None,
         x_columnwise_copy.scale if need_dfc_weight else None,
     )
@@ -140,26 +136,16 @@ def forward(
 
 def check_backward(
     dy: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
+    fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_weight_columnwise", fc_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise", fc_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc_weight_columnwise", fc_weight_columnwise, 2, "[K, align(D, 16)]")
-    checks.device(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc_weight_columnwise_scale", fc_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        2,
-        "[ceildiv(D, 128), ceildiv(K, 128)]",
-    )
+    checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
@@ -169,33 +155,15 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
         if x_columnwise_scale is not None
         else 0
     )
-    checks.size(
-        CELL, "fc_weight_columnwise", fc_weight_columnwise, -1, -(-D // 16) * 16, "align(D, 16)"
-    )
-    checks.size(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        -2,
-        -(-D // 128),
-        "ceildiv(D, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc_weight_columnwise_scale",
-        fc_weight_columnwise_scale,
-        -1,
-        -(-K // 128),
-        "ceildiv(K, 128)",
-    )
+    checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
@@ -204,8 +172,7 @@ def check_backward(
 
 def backward(
     dy: Tensor,
-    fc_weight_columnwise: steps.IfAsked,
-    fc_weight_columnwise_scale: steps.IfAsked,
+    fc_weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
@@ -213,12 +180,11 @@ def backward(
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc_weight = dfc_bias = steps.ABSENT
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
@@ -233,25 +199,18 @@ def backward(
     # 1. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    # 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
     #    -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                dy_rowwise_copy,
-                quantized.Operand(
-                    fc_weight_columnwise,
-                    fc_weight_columnwise_scale,
-                    WEIGHT,
-                    (D, K),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(

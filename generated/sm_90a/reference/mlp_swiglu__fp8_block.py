@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:32310f6a33f9d9ef
+# checksum sha256:833734e70ba6fe83
 """mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -133,33 +133,19 @@ def forward(
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The forward program, step by step."""
-    keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     # 1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         steps.rows(x), INPUT, rowwise=True, columnwise=need_dfc1_weight, layout=LAYOUT
     )
-    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-    #    fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, layout=LAYOUT
+    # 2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
-    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale,
-    #    fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, layout=LAYOUT
+    # 3. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, layout=LAYOUT
     )
     # 4. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_bias -> h
@@ -181,13 +167,9 @@ def forward(
     )
     return (
         y,
-        h if keep_h else None,
-        fc2_weight_columnwise_copy.data if keep_h else None,
-        fc2_weight_columnwise_copy.scale if keep_h else None,
+        h if need_dx or need_dfc1_weight or need_dfc1_bias else None,
         a_columnwise_copy.data if need_dfc2_weight else None,
         a_columnwise_copy.scale if need_dfc2_weight else None,
-        fc1_weight_columnwise_copy.data if need_dx else None,
-        fc1_weight_columnwise_copy.scale if need_dx else None,
         x_columnwise_copy.data if need_dfc1_weight else None,
         x_columnwise_copy.scale if need_dfc1_weight else None,
     )
@@ -195,52 +177,32 @@ def forward(
 
 def check_backward(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 2, "[F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        2,
-        "[ceildiv(H, 128), ceildiv(F, 128)]",
-    )
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(T, 16)]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[ceildiv(T, 128), F]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 2, "[H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        2,
-        "[ceildiv(2 * F, 128), ceildiv(H, 128)]",
-    )
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(T, 16)]")
@@ -250,64 +212,25 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.leading(CELL, "h", h, 1, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        -2,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc2_weight_columnwise_scale",
-        fc2_weight_columnwise_scale,
-        -1,
-        -(-F // 128),
-        "ceildiv(F, 128)",
-    )
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -2,
-        -(-(2 * F) // 128),
-        "ceildiv(2 * F, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -1,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
@@ -318,13 +241,11 @@ def check_backward(
 
 def backward(
     dy: Tensor,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
@@ -334,50 +255,49 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
-        dh_columnwise_copy
-    ) = steps.ABSENT
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = (
+        dh
+    ) = dh_rowwise_copy = dh_columnwise_copy = fc1_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    need_da = need_dx or need_dfc1_weight or need_dfc1_bias
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     # 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
     #    dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-        steps.rows(dy), GRAD_OUTPUT, rowwise=need_da, columnwise=need_dfc2_weight, layout=LAYOUT
+        steps.rows(dy),
+        GRAD_OUTPUT,
+        rowwise=need_fc2_weight_copies,
+        columnwise=need_dfc2_weight,
+        layout=LAYOUT,
     )
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_da:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(
-                dy_rowwise_copy,
-                quantized.Operand(
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    WEIGHT,
-                    (H, F),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -387,37 +307,30 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_da:
+    # 5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    if need_fc2_weight_copies:
         dh = _act_backward(da, h)
-    # 5. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+    # 6. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
     #    dfc1_bias, dh_row_sums
-    if need_da:
+    if need_fc2_weight_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
         )
-    # 5. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    # 6. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                dh_rowwise_copy,
-                quantized.Operand(
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    WEIGHT,
-                    (2 * F, H),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 7. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 9. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:8fa78f5c87abbc21
+# checksum sha256:188691253c6526c6
 """mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -142,11 +142,13 @@ def forward(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward program, step by step."""
-    fc1_input_amax_history = fc1_input_scale = fc1_weight_amax_history = fc1_weight_scale = (
-        fc2_weight_amax_history
-    ) = fc2_weight_scale = fc2_input_amax_history = fc2_input_scale = steps.ABSENT
+    fc1_weight_scale_used = fc2_weight_scale_used = fc1_input_amax_history = fc1_input_scale = (
+        fc1_weight_amax_history
+    ) = fc1_weight_scale = fc2_weight_amax_history = fc2_weight_scale = fc2_input_amax_history = (
+        fc2_input_scale
+    ) = steps.ABSENT
     need_any = need_dx or need_dfc1_weight or need_dfc2_weight or need_dfc1_bias or need_dfc2_bias
     keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     fc1_input_amax_history = forward_state[0:1024]
@@ -157,7 +159,13 @@ def forward(
     fc2_input_scale = forward_state[3074]
     fc2_weight_amax_history = forward_state[3075:4099]
     fc2_weight_scale = forward_state[4099]
-    # 1. quantize: x, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale,
+    # 1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+    if need_dx:
+        fc1_weight_scale_used = fc1_weight_scale.clone()
+    # 2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+    if keep_h:
+        fc2_weight_scale_used = fc2_weight_scale.clone()
+    # 3. quantize: x, fc1_input_amax_history, fc1_input_scale -> x_rowwise, x_rowwise_scale,
     #    x_columnwise, x_columnwise_scale
     x_rowwise_copy, x_columnwise_copy = quantized.quantize(
         steps.rows(x),
@@ -167,7 +175,7 @@ def forward(
         scale=fc1_input_scale,
         layout=LAYOUT,
     )
-    # 1. state after it: fc1_input_amax_history, fc1_input_scale
+    # 3. state after it: fc1_input_amax_history, fc1_input_scale
     if need_any:
         fc1_input_amax_history, fc1_input_scale = quantized.delayed_update(
             fc1_input_amax_history,
@@ -176,12 +184,12 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 2. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-    #    fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
-    fc1_weight_rowwise_copy, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=True, columnwise=need_dx, scale=fc1_weight_scale, layout=LAYOUT
+    # 4. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+    #    fc1_weight_rowwise_scale
+    fc1_weight_rowwise_copy, _ = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc1_weight_scale, layout=LAYOUT
     )
-    # 2. state after it: fc1_weight_amax_history, fc1_weight_scale
+    # 4. state after it: fc1_weight_amax_history, fc1_weight_scale
     if need_any:
         fc1_weight_amax_history, fc1_weight_scale = quantized.delayed_update(
             fc1_weight_amax_history,
@@ -190,12 +198,12 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 3. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-    #    fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    fc2_weight_rowwise_copy, fc2_weight_columnwise_copy = quantized.quantize(
-        fc2_weight, WEIGHT, rowwise=True, columnwise=keep_h, scale=fc2_weight_scale, layout=LAYOUT
+    # 5. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+    #    fc2_weight_rowwise_scale
+    fc2_weight_rowwise_copy, _ = quantized.quantize(
+        fc2_weight, WEIGHT, rowwise=True, columnwise=False, scale=fc2_weight_scale, layout=LAYOUT
     )
-    # 3. state after it: fc2_weight_amax_history, fc2_weight_scale
+    # 5. state after it: fc2_weight_amax_history, fc2_weight_scale
     if need_any:
         fc2_weight_amax_history, fc2_weight_scale = quantized.delayed_update(
             fc2_weight_amax_history,
@@ -204,15 +212,15 @@ def forward(
             WEIGHT,
             grouped=False,
         )
-    # 4. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+    # 6. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     #    fc1_bias -> h
     h = steps.with_leading(
         quantized.gemm_fprop(x_rowwise_copy, fc1_weight_rowwise_copy, dtype=x.dtype, add=fc1_bias),
         x,
     )
-    # 5. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
+    # 7. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
     a = _act_forward(h)
-    # 6. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+    # 8. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
     #    a_columnwise, a_columnwise_scale
     a_rowwise_copy, a_columnwise_copy = quantized.quantize(
         steps.rows(a),
@@ -222,7 +230,7 @@ def forward(
         scale=fc2_input_scale,
         layout=LAYOUT,
     )
-    # 6. state after it: fc2_input_amax_history, fc2_input_scale
+    # 8. state after it: fc2_input_amax_history, fc2_input_scale
     if need_any:
         fc2_input_amax_history, fc2_input_scale = quantized.delayed_update(
             fc2_input_amax_history,
@@ -231,7 +239,7 @@ def forward(
             INPUT,
             grouped=False,
         )
-    # 7. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+    # 9. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
     #    fc2_bias -> y
     y = steps.with_leading(
         quantized.gemm_fprop(a_rowwise_copy, fc2_weight_rowwise_copy, dtype=x.dtype, add=fc2_bias),
@@ -240,14 +248,12 @@ def forward(
     return (
         y,
         h if keep_h else x.new_empty(0),
-        fc2_weight_columnwise_copy.data if keep_h else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc2_weight_columnwise_copy.scale if keep_h else x.new_empty(0, dtype=torch.float32),
         a_columnwise_copy.data if need_dfc2_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         a_columnwise_copy.scale if need_dfc2_weight else x.new_empty(0, dtype=torch.float32),
-        fc1_weight_columnwise_copy.data if need_dx else x.new_empty(0, dtype=torch.float8_e4m3fn),
-        fc1_weight_columnwise_copy.scale if need_dx else x.new_empty(0, dtype=torch.float32),
         x_columnwise_copy.data if need_dfc1_weight else x.new_empty(0, dtype=torch.float8_e4m3fn),
         x_columnwise_copy.scale if need_dfc1_weight else x.new_empty(0, dtype=torch.float32),
+        fc1_weight_scale_used if need_dx else x.new_empty(0, dtype=torch.float32),
+        fc2_weight_scale_used if keep_h else x.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc1_input_amax_history,
             fc1_input_scale,
@@ -263,47 +269,47 @@ def forward(
 
 def check_backward(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
-    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 2, "[F, align(H, 16)]")
-    checks.device(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
     checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
     checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(T, 16)]")
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 2, "[H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, 1, "[1]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(T, 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
+    checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[1]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, 1]")
@@ -311,35 +317,28 @@ def check_backward(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.leading(CELL, "h", h, 1, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(
-        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
-    )
-    checks.size(CELL, "fc2_weight_columnwise_scale", fc2_weight_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -1, 1, "1")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
+    checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -348,15 +347,15 @@ def check_backward(
 
 def backward(
     dy: Tensor,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
-    fc2_weight_columnwise: steps.IfAsked,
-    fc2_weight_columnwise_scale: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: steps.IfAsked,
-    fc1_weight_columnwise_scale: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -365,21 +364,25 @@ def backward(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
-        dh_columnwise_copy
-    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
+    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = (
+        dh
+    ) = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
+        fc1_grad_output_scale
+    ) = fc1_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    need_da = need_dx or need_dfc1_weight or need_dfc1_bias
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -389,7 +392,7 @@ def backward(
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         steps.rows(dy),
         GRAD_OUTPUT,
-        rowwise=need_da,
+        rowwise=need_fc2_weight_copies,
         columnwise=need_dfc2_weight,
         scale=fc2_grad_output_scale,
         layout=LAYOUT,
@@ -405,25 +408,24 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_da:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(
-                dy_rowwise_copy,
-                quantized.Operand(
-                    fc2_weight_columnwise,
-                    fc2_weight_columnwise_scale,
-                    WEIGHT,
-                    (H, F),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc2_weight_scale_used,
+            layout=LAYOUT,
         )
-    # 3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -433,12 +435,12 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_da:
+    # 5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    if need_fc2_weight_copies:
         dh = _act_backward(da, h)
-    # 5. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+    # 6. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
     #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
-    if need_da:
+    if need_fc2_weight_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             steps.rows(dh),
             GRAD_OUTPUT,
@@ -447,11 +449,11 @@ def backward(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_da:
+    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    if need_fc2_weight_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
@@ -459,25 +461,24 @@ def backward(
             GRAD_OUTPUT,
             grouped=False,
         )
-    # 6. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
+            rowwise=False,
+            columnwise=True,
+            scale=fc1_weight_scale_used,
+            layout=LAYOUT,
+        )
+    # 8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                dh_rowwise_copy,
-                quantized.Operand(
-                    fc1_weight_columnwise,
-                    fc1_weight_columnwise_scale,
-                    WEIGHT,
-                    (2 * F, H),
-                    columnwise=True,
-                    layout=LAYOUT,
-                ),
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 7. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 9. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(

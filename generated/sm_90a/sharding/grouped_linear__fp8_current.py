@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:afca28a3c0b88ada
+# checksum sha256:3482bf679f31deaf
 """grouped_linear__fp8_current on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -17,33 +17,25 @@ OPS = (
         name="grouped_linear__fp8_current_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias"),
-        flags=2,
+        flags=1,
         mutated=0,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 1, 1),
         ways=(),
     ),
     Op(
         name="grouped_linear__fp8_current_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+        tensors=("dy", "split_sizes", "weight", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4),
         asked=(1, 2, 4),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:be59bdf79bf340d1
+# checksum sha256:ea386b4df3eff18c
 """grouped_linear__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
 over ranks.
 
@@ -18,36 +18,35 @@ OPS = (
         name="grouped_linear__fp8_delayed__add_to_main_grad_forward",
         schema=(
             "(Tensor x, Tensor weight, Tensor split_sizes, Tensor? bias, Tensor(a!) forward_state, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "weight", "split_sizes", "bias", "forward_state"),
         flags=3,
         mutated=1,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 2, 2, 1),
         ways=(),
     ),
     Op(
         name="grouped_linear__fp8_delayed__add_to_main_grad_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? weight_columnwise, "
-            "Tensor? weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) backward_state, Tensor(b!)? weight_main_grad, int flags, "
-            "int ways) -> (Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor? weight_scale_used, Tensor(a!) backward_state, "
+            "Tensor(b!)? weight_main_grad, int flags, int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "weight_scale_used",
             "backward_state",
             "weight_main_grad",
         ),
         flags=3,
         mutated=2,
-        saved=(2, 3, 4, 5),
+        saved=(3, 4, 5),
         asked=(1, 4),
         ways=(),
     ),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:f0fcd22b2e8af5ba
+# checksum sha256:c9707013b29efa5d
 """grouped_mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -19,18 +19,18 @@ OPS = (
         schema=(
             "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
             "Tensor? fc1_bias, Tensor? fc2_bias, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc1_weight", "fc2_weight", "split_sizes", "probs", "fc1_bias", "fc2_bias"),
         flags=5,
         mutated=0,
         saved=(),
-        asked=(0, 27, 27, 27, 4, 4, 1, 1, 2, 2),
+        asked=(0, 27, 4, 4, 2, 2),
         ways=(
             # H, in multiples of 128, where no gradient is asked for
             Way(
                 arguments=(WHOLE, WHOLE, 1, WHOLE, WHOLE, WHOLE, 1),
-                results=(1, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE),
+                results=(1, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE),
                 sizes=((2, 1, 2, 128), (6, 1, 2, 128)),
                 gradients=False,
             ),
@@ -39,30 +39,26 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-            "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-            "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
+            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? x_columnwise, Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, "
+            "Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
         ),
         flags=6,
         mutated=0,
-        saved=(3, 4, 5, 6, 7, 8, 9, 10, 11),
+        saved=(4, 6, 7, 8, 9),
         asked=(1, 2, 4, 8, 16, 32),
         ways=(),
     ),

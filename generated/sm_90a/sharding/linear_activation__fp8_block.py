@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:c13d2be7fd9670b0
+# checksum sha256:23cec411f05d3c93
 """linear_activation__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, D; no block with a scale of its own is cut.
@@ -18,24 +18,24 @@ OPS = (
         name="linear_activation__fp8_block_forward",
         schema=(
             "(Tensor x, Tensor fc_weight, Tensor? fc_bias, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc_weight", "fc_bias"),
         flags=3,
         mutated=0,
         saved=(),
-        asked=(0, 7, 1, 1, 2, 2),
+        asked=(0, 7, 2, 2),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, WHOLE),
-                results=(0, 0, WHOLE, WHOLE, 1, 0),
+                results=(0, 0, 1, 0),
                 sizes=((0, 0, -1, 128),),
             ),
             # D, in multiples of 128
             Way(
                 arguments=(WHOLE, 0, 0),
-                results=(-1, -1, 1, 0, WHOLE, WHOLE),
+                results=(-1, -1, WHOLE, WHOLE),
                 sizes=((1, 0, 1, 128), (2, 0, 1, 128)),
             ),
         ),
@@ -43,34 +43,26 @@ OPS = (
     Op(
         name="linear_activation__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor fc_y, Tensor? fc_weight_columnwise, "
-            "Tensor? fc_weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "fc_y",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+        tensors=("dy", "fc_weight", "fc_y", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(1, 2, 3, 4, 5),
+        saved=(2, 3, 4),
         asked=(1, 2, 4),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, WHOLE, 1, 0),
+                arguments=(0, WHOLE, 0, 1, 0),
                 results=(0, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
+                sizes=((0, 0, -1, 128), (2, 0, -1, 128)),
             ),
             # D, in multiples of 128
             Way(
-                arguments=(-1, -1, 1, 0, WHOLE, WHOLE),
+                arguments=(-1, 0, -1, WHOLE, WHOLE),
                 results=(PARTIAL, 0, 0),
-                sizes=((0, -1, None, 128), (1, -1, None, 128)),
+                sizes=((0, -1, None, 128), (1, 0, 1, 128), (2, -1, None, 128)),
             ),
         ),
     ),

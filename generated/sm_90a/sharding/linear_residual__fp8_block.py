@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:c658ee05aaced4c4
+# checksum sha256:1ce80da09a1deecc
 """linear_residual__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, D; no block with a scale of its own is cut.
@@ -17,24 +17,24 @@ OPS = (
         name="linear_residual__fp8_block_forward",
         schema=(
             "(Tensor x, Tensor fc_weight, Tensor residual, Tensor? fc_bias, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "fc_weight", "residual", "fc_bias"),
-        flags=2,
+        flags=1,
         mutated=0,
         saved=(),
-        asked=(0, 1, 1, 2, 2),
+        asked=(0, 1, 1),
         ways=(
             # T, in multiples of 128
             Way(
                 arguments=(0, WHOLE, 0, WHOLE),
-                results=(0, WHOLE, WHOLE, 1, 0),
+                results=(0, 1, 0),
                 sizes=((0, 0, -1, 128), (2, 0, -1, 128)),
             ),
             # D, in multiples of 128
             Way(
                 arguments=(WHOLE, 0, -1, 0),
-                results=(-1, 1, 0, WHOLE, WHOLE),
+                results=(-1, WHOLE, WHOLE),
                 sizes=((1, 0, 1, 128), (2, -1, None, 128), (3, 0, 1, 128)),
             ),
         ),
@@ -42,33 +42,26 @@ OPS = (
     Op(
         name="linear_residual__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
-            "Tensor? x_columnwise, Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+        tensors=("dy", "fc_weight", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(1, 2, 3, 4),
+        saved=(2, 3),
         asked=(1, 2, 4),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, WHOLE, WHOLE, 1, 0),
+                arguments=(0, WHOLE, 1, 0),
                 results=(0, PARTIAL, PARTIAL),
                 sizes=((0, 0, -1, 128),),
             ),
             # D, in multiples of 128
             Way(
-                arguments=(-1, 1, 0, WHOLE, WHOLE),
+                arguments=(-1, 0, WHOLE, WHOLE),
                 results=(PARTIAL, 0, 0),
-                sizes=((0, -1, None, 128),),
+                sizes=((0, -1, None, 128), (1, 0, 1, 128)),
             ),
         ),
     ),

@@ -3,7 +3,7 @@
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:3b6a74e0d45a8a64
+# checksum sha256:50e8eb6c637d7601
 """norm_qkv__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -19,23 +19,22 @@ OPS = (
         schema=(
             "(Tensor x, Tensor norm_weight, Tensor qkv_weight, Tensor cos, Tensor sin, "
             "Tensor? qkv_bias, Tensor(a!) forward_state, int flags, int ways, "
-            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("x", "norm_weight", "qkv_weight", "cos", "sin", "qkv_bias", "forward_state"),
         flags=4,
         mutated=1,
         saved=(),
-        asked=(0, 0, 0, 3, 3, 3, 4, 4),
+        asked=(0, 0, 0, 3, 4, 4, 3),
         ways=(),
     ),
     Op(
         name="norm_qkv__fp8_delayed_backward",
         schema=(
             "(Tensor dq, Tensor dk, Tensor dv, Tensor? x, Tensor cos, Tensor sin, "
-            "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight_columnwise, "
-            "Tensor? qkv_weight_columnwise_scale, Tensor? n_columnwise, "
-            "Tensor? n_columnwise_scale, Tensor(a!) backward_state, int flags, int ways, "
-            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight, Tensor? n_columnwise, "
+            "Tensor? n_columnwise_scale, Tensor? qkv_weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dq",
@@ -46,15 +45,15 @@ OPS = (
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight_columnwise",
-            "qkv_weight_columnwise_scale",
+            "qkv_weight",
             "n_columnwise",
             "n_columnwise_scale",
+            "qkv_weight_scale_used",
             "backward_state",
         ),
         flags=4,
         mutated=1,
-        saved=(7, 8, 9, 10, 11),
+        saved=(7, 9, 10, 11),
         asked=(1, 2, 4, 8),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:00242d945a7aaa39
+# checksum sha256:5f97b527e930dc2c
 """Tests of grouped_linear__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -185,7 +185,6 @@ def test_opcheck(device: str) -> None:
             )
         ),
         True,
-        True,
     )
     support.opcheck("grouped_linear__fp8_current_forward", arguments)
     results = support.op("grouped_linear__fp8_current_forward")(*arguments)
@@ -195,8 +194,6 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "weight_columnwise",
-                    "weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -209,8 +206,7 @@ def test_opcheck(device: str) -> None:
         kept,
         (
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
         ),

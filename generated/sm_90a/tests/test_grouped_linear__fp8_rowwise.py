@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:ee0eb564d2605264
+# checksum sha256:6e2c8343d0f1d65a
 """Tests of grouped_linear__fp8_rowwise, printed from its plan."""
 
 from __future__ import annotations
@@ -185,7 +185,6 @@ def test_opcheck(device: str) -> None:
             )
         ),
         True,
-        True,
     )
     support.opcheck("grouped_linear__fp8_rowwise_forward", arguments)
     results = support.op("grouped_linear__fp8_rowwise_forward")(*arguments)
@@ -195,8 +194,6 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "weight_columnwise",
-                    "weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -209,8 +206,7 @@ def test_opcheck(device: str) -> None:
         kept,
         (
             "split_sizes",
-            "weight_columnwise",
-            "weight_columnwise_scale",
+            "weight",
             "x_columnwise",
             "x_columnwise_scale",
         ),

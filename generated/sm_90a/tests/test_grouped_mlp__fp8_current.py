@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:363579e930d094ee
+# checksum sha256:83fc6cec8daf2127
 """Tests of grouped_mlp__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -230,12 +230,8 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -249,13 +245,11 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
         ),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:8980b215dd44509f
+# checksum sha256:978839199e991e1d
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -262,14 +262,12 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "fc1_weight_scale_used",
+                    "fc2_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -281,15 +279,15 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
             "fc1_weight_main_grad",
             "fc2_weight_main_grad",

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:f0fd948a01435431
+# checksum sha256:d4d1f0dd466cbdee
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -253,13 +253,11 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "fc1_weight_scale_used",
                     "fc2_input_scale_used",
+                    "fc2_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -271,14 +269,14 @@ def test_opcheck(device: str) -> None:
         (
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
+            "fc2_weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_scale_used",
             "fc2_input_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
         ),
     )

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e14eb51a7d7fc87e
+# checksum sha256:b80b17f85be2c0e6
 """Tests of linear_activation__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -173,10 +173,9 @@ def test_opcheck(device: str) -> None:
                 (
                     "y",
                     "fc_y",
-                    "fc_weight_columnwise",
-                    "fc_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "fc_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -186,11 +185,11 @@ def test_opcheck(device: str) -> None:
     saved = support.pick(
         kept,
         (
+            "fc_weight",
             "fc_y",
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc_weight_scale_used",
             "backward_state",
         ),
     )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:f6eeaa76034ea57d
+# checksum sha256:a57f9b3519d0b1cf
 """Tests of linear_residual__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ def test_opcheck(device: str) -> None:
             )
         ),
         True,
-        True,
     )
     support.opcheck("linear_residual__fp8_block_forward", arguments)
     results = support.op("linear_residual__fp8_block_forward")(*arguments)
@@ -160,8 +159,6 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "fc_weight_columnwise",
-                    "fc_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
                 ),
@@ -173,8 +170,7 @@ def test_opcheck(device: str) -> None:
     saved = support.pick(
         kept,
         (
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
+            "fc_weight",
             "x_columnwise",
             "x_columnwise_scale",
         ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:0170bc9550eaeb93
+# checksum sha256:3dd76e4196d56212
 """Tests of linear_residual__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -175,10 +175,9 @@ def test_opcheck(device: str) -> None:
             zip(
                 (
                     "y",
-                    "fc_weight_columnwise",
-                    "fc_weight_columnwise_scale",
                     "x_columnwise",
                     "x_columnwise_scale",
+                    "fc_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -188,10 +187,10 @@ def test_opcheck(device: str) -> None:
     saved = support.pick(
         kept,
         (
-            "fc_weight_columnwise",
-            "fc_weight_columnwise_scale",
+            "fc_weight",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc_weight_scale_used",
             "backward_state",
         ),
     )

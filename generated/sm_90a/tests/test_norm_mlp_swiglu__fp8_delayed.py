@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:0cda28bfe9f5c4bb
+# checksum sha256:a37d930560147154
 """Tests of norm_mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -207,14 +207,12 @@ def test_opcheck(device: str) -> None:
                     "y",
                     "norm_rstd",
                     "h",
-                    "fc2_weight_columnwise",
-                    "fc2_weight_columnwise_scale",
                     "a_columnwise",
                     "a_columnwise_scale",
-                    "fc1_weight_columnwise",
-                    "fc1_weight_columnwise_scale",
                     "n_columnwise",
                     "n_columnwise_scale",
+                    "fc1_weight_scale_used",
+                    "fc2_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -227,15 +225,15 @@ def test_opcheck(device: str) -> None:
             "x",
             "norm_weight",
             "norm_rstd",
+            "fc1_weight",
             "h",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
+            "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
+            "fc1_weight_scale_used",
+            "fc2_weight_scale_used",
             "backward_state",
         ),
     )

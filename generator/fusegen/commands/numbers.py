@@ -15,6 +15,7 @@ from ..ir.plan import ModulePlan
 from ..ir.shapes import evaluate
 from ..spec.arch import ArchSpec
 from ..spec.usage import UsageError
+from ..steps.footprint import backward_peak, held
 from ..tuning.floors import Cost, Rates, costs, modes
 
 LARGEST = 2**40
@@ -32,6 +33,8 @@ class Numbers:
         costs: of the steps that run.
         saved: bytes that the forward keeps for the backward, inputs and parameters included.
         parameters: bytes of the parameters, without optional ones.
+        held: bytes that the forward makes for the backward.
+        peak: bytes at the worst moment of the backward: what was held, gradients, workspaces.
     """
 
     sizes: Mapping[str, int]
@@ -40,6 +43,8 @@ class Numbers:
     costs: tuple[Cost, ...]
     saved: int
     parameters: int
+    held: int
+    peak: int
 
     def to_json(self) -> dict[str, object]:
         """All numbers: bytes, operations, and seconds where a GPU gives floors."""
@@ -53,6 +58,8 @@ class Numbers:
             "gpu": gpu,
             "parameters": self.parameters,
             "saved": self.saved,
+            "held": self.held,
+            "backward_peak": self.peak,
             "steps": [_step_json(cost, self.rates) for cost in self.costs],
         }
 
@@ -63,6 +70,8 @@ class Numbers:
             yield f"  floors of {described(self.gpu)}"
         yield "  all gradients are asked for, those of optional parameters excepted"
         yield f"  parameters {in_bytes(self.parameters)}, saved {in_bytes(self.saved)} at most"
+        made, peak = in_bytes(self.held), in_bytes(self.peak)
+        yield f"  made by the forward {made}, peak of the backward {peak}"
         rows: list[tuple[str, ...]] = [_HEAD if self.rates else _HEAD[:3]]
         for name, group in groupby(self.costs, lambda cost: cost.program.function):
             own = tuple(group)
@@ -125,14 +134,17 @@ def numbers(
     lengths = sizes_of(plan, sizes)
     chosen = _gpu(plan, arch, gpu)
     saved = (plan.buffer(result.buffer) for result in plan.saved)
-    held = (plan.buffer(parameter.buffer) for parameter in plan.parameters)
+    made = map(plan.buffer, held(plan))
+    parameters = (plan.buffer(parameter.buffer) for parameter in plan.parameters)
     return Numbers(
         lengths,
         chosen,
         None if chosen is None else Rates.promised(chosen, plan),
         tuple(costs(plan, lengths)),
         sum(evaluate(size_in_bytes(each), lengths) for each in saved),
-        sum(evaluate(size_in_bytes(each), lengths) for each in held if not each.optional),
+        sum(evaluate(size_in_bytes(each), lengths) for each in parameters if not each.optional),
+        sum(evaluate(size_in_bytes(each), lengths) for each in made),
+        backward_peak(plan, lengths),
     )
 
 

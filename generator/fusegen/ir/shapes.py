@@ -139,13 +139,13 @@ def least(left: Expr, right: int) -> Expr:
     return _combine(Operator.MIN, left, Const(right))
 
 
-def _factors(expr: Expr) -> tuple[int, tuple[Expr, ...]]:
+def factors_of(expr: Expr) -> tuple[int, tuple[Expr, ...]]:
     """The constant of a product, and its other factors in their order."""
     match expr:
         case Const(value=value):
             return value, ()
         case Binary(operator=Operator.MUL, left=left, right=right):
-            (one, some), (other, more) = _factors(left), _factors(right)
+            (one, some), (other, more) = factors_of(left), factors_of(right)
             return one * other, (*some, *more)
     return 1, (expr,)
 
@@ -173,7 +173,7 @@ def is_multiple(expr: Expr, other: Expr) -> bool:
 
 def _unordered(expr: Expr) -> tuple[int, list[str]]:
     """The constant of a product, and its other factors in an order of their own."""
-    count, factors = _factors(expr)
+    count, factors = factors_of(expr)
     return count, sorted(map(to_python, factors))
 
 
@@ -197,7 +197,7 @@ def total(terms: Iterator[Expr] | tuple[Expr, ...]) -> Expr:
 def collected(terms: Iterable[Expr]) -> Expr:
     """The sum of terms, those that differ by a number alone as one: 6 T K of 2 T K and 4 T K."""
     counts: dict[tuple[Expr, ...], int] = {}
-    for count, factors in map(_factors, terms):
+    for count, factors in map(factors_of, terms):
         counts[factors] = counts.get(factors, 0) + count
     return total(tuple(mul(Const(count), product(rest)) for rest, count in counts.items()))
 

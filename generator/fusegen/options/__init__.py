@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .amax_reduction import AMAX_REDUCTION
+from .backward_calls import BACKWARD_CALLS
 from .backward_precision import BACKWARD_PRECISION
 from .debug import DEBUG
 from .delay_wgrad import DELAY_WGRAD
@@ -44,6 +45,7 @@ OPTIONS: tuple[Option, ...] = (
     DELAY_WGRAD,
     WEIGHT_CACHE,
     SAVE,
+    BACKWARD_CALLS,
     AMAX_REDUCTION,
     BACKWARD_PRECISION,
     RANGES,

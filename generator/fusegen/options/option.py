@@ -52,6 +52,7 @@ class ModuleFacts:
         ops: names of its ops, in the order of the chain.
         quantizes: an op makes quantised copies, of its own or for its GEMMs.
         gemms: an op multiplies matrices.
+        chained_gemms: so do several of them.
         weights: an operand of a GEMM is a parameter.
         weight_gradients: a GEMM gives the gradient of a parameter.
         grouped_bias: a grouped GEMM adds a bias.
@@ -64,6 +65,7 @@ class ModuleFacts:
     ops: tuple[str, ...]
     quantizes: bool = False
     gemms: bool = False
+    chained_gemms: bool = False
     weights: bool = False
     weight_gradients: bool = False
     grouped_bias: bool = False

@@ -1,4 +1,8 @@
-"""How long quantised copies of weights live, and whether the weights live beside them."""
+"""How long quantised copies of weights live, and whether the weights live beside them.
+
+A copy that the forward makes for the backward takes a byte for each parameter, in every micro-batch
+that is in flight.  Made in the backward it costs one more read of the weight, and nothing between.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from .amax_reduction import REDUCED_AMAX
 from .backward_precision import BackwardPrecision
 from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts
 
+FRESH, HELD = "fresh_weights", "held_weights"
 CACHED, ALONE = "cached_weights", "quantized_weights"
 
 
@@ -23,13 +28,19 @@ WEIGHT_CACHE = Option(
     "weight_cache",
     "How long quantised copies of weights live, and whether the weights live beside them",
     (
-        Choice("fresh_weights", "Each forward quantises the weights"),
+        Choice(FRESH, "Forward and backward quantise the weights, each for itself"),
+        Choice(HELD, "Each forward quantises the weights, for its backward, too"),
         Choice(CACHED, "The copies are buffers, made anew when the module is told to"),
         Choice(ALONE, "The same, and the weights themselves take no memory"),
     ),
     _applies_to,
     _applies_under,
     (
+        Exclusion(
+            HELD,
+            BackwardPrecision.HIGH.value,
+            "the backward reads weights in high precision, so that no copies of them are held",
+        ),
         Exclusion(CACHED, REDUCED_AMAX, "amaxes of cached weights are not shared between ranks"),
         Exclusion(ALONE, REDUCED_AMAX, "amaxes of quantised weights are not shared between ranks"),
         Exclusion(

@@ -1,5 +1,8 @@
 """Cut programs into segments: ops, and between them the collectives that no op runs.
 
+A backward is also cut where memory can go (``freeing.py``): autograd's context lets go of what was
+saved, so that what an op was the last to read is free before the next one allocates.
+
 A collective stands before the first step that reads what it gives.  Each op is a program of its
 own: what crosses from one to another is a result of the one and an argument of the other, and what
 lives in one op alone stays in its workspace.
@@ -14,6 +17,7 @@ would be worth a call; its start belongs behind the last step that writes a sour
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -21,27 +25,37 @@ from ..ir.dtypes import DType
 from ..ir.program import Argument, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
-from .draft import Draft
-from .programs import Dims, program
+from .draft import Draft, NotPossible
+from .freeing import where_memory_goes
+from .programs import Dims, bind_dimensions, program, symbols_used
 
 When = tuple[str, ...]
 
 
-def cut(draft: Draft, dims: Dims) -> Draft:
+def cut(draft: Draft, dims: Dims, *, freeing: bool) -> Draft:
     """Every program becomes a direction.
+
+    Args:
+        draft: with programs.
+        dims: keywords of its dimensions, for messages.
+        freeing: the backward is cut where memory can go.
 
     Raises:
         NotPossible: no argument of an op tells a dimension that its steps need.
     """
-    directions = tuple(_direction(draft, whole, dims) for whole in draft.programs)
+    directions = tuple(_direction(draft, whole, dims, freeing) for whole in draft.programs)
     return replace(draft, programs=(), directions=directions)
 
 
-def _direction(draft: Draft, whole: Program, dims: Dims) -> Direction:
+def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direction:
     collectives = [each for each in draft.collectives if each.direction == whole.name]
-    if not collectives:
-        return Direction(whole.name, (whole,))
-    return Direction(whole.name, tuple(_Cut(draft, whole, dims).segments(collectives)))
+    making = _Cut(draft, whole, dims)
+    if collectives:
+        return Direction(whole.name, tuple(making.segments(collectives, ())))
+    for places in where_memory_goes(draft, whole) if freeing else ():
+        with suppress(NotPossible):  # an op of those is told too little
+            return Direction(whole.name, tuple(making.segments([], places)))
+    return Direction(whole.name, (whole,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +72,11 @@ class _Cut:
     whole: Program
     dims: Dims
 
-    def segments(self, collectives: list[Collective]) -> Iterator[Segment]:
-        """Ops and collectives in their order."""
-        places: dict[int, list[Collective]] = {}
+    def segments(
+        self, collectives: list[Collective], further: tuple[int, ...]
+    ) -> Iterator[Segment]:
+        """Ops and collectives in their order; an op begins at each further place, too."""
+        places: dict[int, list[Collective]] = {place: [] for place in further}
         for each in collectives:
             places.setdefault(self._first_reader(each), []).append(each)
         there = {a.buffer: a.when for a in self.whole.arguments}
@@ -94,6 +110,7 @@ class _Cut:
         wanted |= {name for each in collectives for name in each.operands}
         results = tuple(_under(when, result) for result in self._results(steps, wanted))
         arguments = self._arguments(steps, begin, end, there, when)
+        arguments = self._telling(arguments, steps, results)
         called = tuple(replace(s, when=() if s.when == when else s.when) for s in steps)
         made = program(
             self.whole.name,
@@ -145,6 +162,23 @@ class _Cut:
         taken += [_argument(name, there[name], when) for name in made]
         return tuple(sorted(taken, key=lambda argument: argument.mutated))
 
+    def _telling(
+        self, arguments: tuple[Argument, ...], steps: tuple[Step, ...], results: tuple[Result, ...]
+    ) -> tuple[Argument, ...]:
+        """The same, and what the module keeps that tells dimensions which these do not."""
+        kept = {self.draft.tensor_with(state.buffer) for state in self.draft.states}
+        kept |= {parameter.buffer for parameter in self.draft.parameters}
+        more: tuple[Argument, ...] = ()
+        for each in self.whole.arguments:
+            missing = symbols_used(self.draft, steps, results) - self._told((*arguments, *more))
+            certain = each.buffer in kept and not each.mutated and not each.optional
+            if certain and missing & self._told((each,)):
+                more += (each,)
+        return tuple(sorted((*arguments, *more), key=lambda argument: argument.mutated))
+
+    def _told(self, arguments: tuple[Argument, ...]) -> set[str]:
+        return {each.symbol for each in bind_dimensions(self.draft.buffers, arguments)}
+
     def _tensors(self, names: set[str]) -> set[str]:
         """The same, with the tensor of several states in the place of each of these."""
         return set(map(self.draft.tensor_with, names))
@@ -159,7 +193,8 @@ class _Cut:
         """Flags that a later op asks for."""
         when = _common(steps)
         named = {flag for result in results for flag in result.when}
-        named |= {flag for argument in arguments for flag in argument.when}
+        asked = {flag for argument in arguments for flag in argument.when}
+        named |= asked & {*when} if when else asked  # else others' parts of it are asked for
         for step in steps:
             named |= {flag for result in step.output_when for flag in result.when}
             if not when or step.when != when:  # else the op is called only where it runs

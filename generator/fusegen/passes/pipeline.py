@@ -10,6 +10,7 @@ from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Unsupported
 from ..math import Derivations
 from ..options.amax_reduction import REDUCED_AMAX
+from ..options.backward_calls import ONE_CALL
 from ..options.backward_precision import BackwardPrecision
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
@@ -18,7 +19,7 @@ from ..options.main_grad import MainGrad
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
-from ..options.weight_cache import ALONE, CACHED
+from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, refusal
 from .as_bytes import pass_as_bytes
@@ -165,6 +166,7 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         context.recipe,
         context.arch,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
+        fresh=not {HELD, CACHED, ALONE} & {*context.options},
     )
     roles = tuple(context.recipe.roles.items())
     return replace(quantized, quantizations=roles, layout=context.arch.layout)
@@ -464,8 +466,9 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "cut",
-        "Programs become segments: ops, and collectives between them.",
-        lambda draft, context: cut(draft, context.dims),
+        "Programs become segments: ops, and collectives between them; a backward where memory can"
+        " go.",
+        lambda draft, context: cut(draft, context.dims, freeing=ONE_CALL not in context.options),
         needs=_of(Property.PROGRAMS),
         gives=_of(Property.CUT),
     ),

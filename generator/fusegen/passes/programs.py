@@ -259,7 +259,7 @@ def program(
     dims: Dims,
 ) -> Program:
     """A program of an op: where its sizes are read, what is checked, what lives inside the call."""
-    used = _symbols_used(draft, steps, results)
+    used = symbols_used(draft, steps, results)
     bindings = bind_dimensions(draft.buffers, arguments)
     missing = used - {binding.symbol for binding in bindings}
     if missing:
@@ -281,7 +281,7 @@ def program(
     )
 
 
-def _symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]) -> set[str]:
+def symbols_used(draft: Draft, steps: Iterable[Step], results: Iterable[Result]) -> set[str]:
     """Dimensions that the launches and allocations of a program mention."""
     used: set[str] = set()
     for step in steps:

@@ -5,7 +5,8 @@ rowwise copies of tokens, wgrad columnwise ones, and dgrad reads weights columnw
 tensor's columnwise copy would be its rowwise one, that is read in its place.  All copies of a
 tensor are made in one step, from high precision, where its first GEMM needs one; those that the
 backward reads of a tensor which it makes again, in the backward, by the scales that the forward
-used.
+used.  So are those of a weight, unless forwards are to hold them: autograd keeps the weight itself,
+which costs nothing and raises where somebody changes it in between.
 
 A backward of another precision reads operands of the module's own type: the tensors themselves, or
 what the forward's copies of them stand for, which then are all that is saved.
@@ -49,6 +50,7 @@ def quantize(
     arch: ArchSpec,
     *,
     backward: BackwardPrecision = BackwardPrecision.QUANTIZED,
+    fresh: bool = True,
 ) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
@@ -57,12 +59,16 @@ def quantize(
         recipe: formats of its operands.
         arch: how copies are laid out, and whether kernels make them.
         backward: what GEMMs of the backward read.
+        fresh: the backward makes the copies of weights that it reads.
 
     Raises:
         NotPossible: a GEMM would have one quantised operand only.
     """
     draft = _drop_identities(_round_trips(draft, recipe))
-    return _Copies(recipe, arch, backward).insert(draft) if recipe.roles else draft
+    if not recipe.roles:
+        return draft
+    remade = _weights(draft, recipe) if fresh else frozenset[str]()
+    return _Copies(recipe, arch, backward, remade).insert(draft)
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
@@ -88,7 +94,10 @@ def _round_trips(draft: Draft, recipe: RecipeSpec) -> Draft:
 
 
 class _Tensor(NamedTuple):
-    """What copies are made of: a tensor in a role; ``again`` where the backward makes it again."""
+    """What copies are made of: a tensor in a role.
+
+    ``again``: the backward makes it, or its copies, again.
+    """
 
     name: str
     role: Role
@@ -97,21 +106,27 @@ class _Tensor(NamedTuple):
 
 @dataclass(slots=True)
 class _Copies:
-    """Copies made so far, in the order in which GEMMs ask for them."""
+    """Copies made so far, in the order in which GEMMs ask for them.
+
+    ``used`` are the forward's first steps, which keep scales as it finds them: behind another step
+    they would stand between those that quantise, of which several may become one.
+    """
 
     recipe: RecipeSpec
     arch: ArchSpec
     backward: BackwardPrecision
+    remade: frozenset[str]
     made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     kept: dict[_Tensor, tuple[Operand, ...]] = field(default_factory=dict)
+    used: list[Step] = field(default_factory=list)
     emulated: str = ""
 
     def insert(self, draft: Draft) -> Draft:
         """Give every GEMM its copies and put a step that makes them before the first of them."""
         none = frozenset[str]()
-        again = _written(draft.forward) & _written(draft.backward)
+        again = self.remade | (_written(draft.forward) & _written(draft.backward))
         first = [each for step in draft.forward for each in self._with_copies(draft, step, none)]
         second = [each for step in draft.backward for each in self._with_copies(draft, step, again)]
         done: set[_Tensor] = set()
@@ -119,7 +134,7 @@ class _Copies:
         backward = tuple(self._with_steps(draft, second, again, done))
         return replace(
             draft.with_buffers(self.buffers),
-            forward=forward,
+            forward=(*self.used, *forward),
             backward=backward,
             states=tuple(self.states.values()),
             emulated=self.emulated,
@@ -212,9 +227,8 @@ class _Copies:
                 key = _Tensor(copy.original, copy.role, copy.original in again)
                 if key not in done:
                     done.add(key)
-                    quantized = self._step(draft, key, step.item)
-                    yield from self._snapshots(key, step.item)
-                    yield quantized
+                    yield self._step(draft, key, step.item)
+                    self.used += self._snapshots(key, step.item)
             for each in self._emulated(draft, step):
                 if not (decodes(each) and there.issuperset(each.writes)):  # another GEMM's
                     there.update(each.writes)
@@ -299,6 +313,14 @@ class _Copies:
             self.buffers[buffer.name] = buffer
             self.states[buffer.name] = State(buffer.name, path, fill)
         return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
+
+
+def _weights(draft: Draft, recipe: RecipeSpec) -> frozenset[str]:
+    """Parameters whose copies can be made again; of those drawn at random there is one set."""
+    spec = recipe.roles.get(Role.WEIGHT)
+    if spec is None or spec.rounding is Rounding.STOCHASTIC:
+        return frozenset()
+    return frozenset(parameter.buffer for parameter in draft.parameters)
 
 
 def _value(name: str) -> str:

@@ -34,6 +34,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         ops=module.ops,
         quantizes=bool(gemms) or any(map(_quantizes, chain)),
         gemms=bool(gemms),
+        chained_gemms=len(gemms) > 1,
         weights=any(map(_reads_weight, gemms)),
         weight_gradients=any(map(_gives_weight_gradient, chain)),
         grouped_bias=any(map(_adds_bias_of_groups, chain)),

@@ -8,7 +8,7 @@ from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan
 from ...ir.step import Result
 from .conditions import Conditions, any_of, named_conditions
-from .directions import direction_texts, group_names
+from .directions import LEFT, direction_texts, group_names, handed_in, left_for
 from .main_grads import dummy, main_grad_texts
 from .words import TensorText, attribute_text
 
@@ -42,6 +42,7 @@ class AutogradText:
         carried: state of the backward; it is neither saved nor returned.
         left: source of all that the forward left.
         unpacked_left: names of what that is, where the backward needs them; else empty.
+        lets_go: whether the backward's function is handed what was left in a list, to let go of it.
         backward_saved: arguments of the backward op that the forward left.
         backward_rest: its arguments after these.
         calls: whether ``backward`` has an op to call.
@@ -72,6 +73,7 @@ class AutogradText:
     carried: tuple[str, ...]
     left: str
     unpacked_left: str
+    lets_go: bool
     backward_saved: tuple[str, ...]
     backward_rest: tuple[str, ...]
     calls: bool
@@ -134,11 +136,19 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
 
     left = f'_library.unchanged("{plan.cell}", ctx)' if held else "ctx.saved_tensors"
     typed = plan.own_type_argument(plan.backward)
+    several = any(each.name == "backward" for each in direction_texts(plan))
     unpacks = (
-        bool(plan.wgrad)
-        or (bool(main_grads) and typed != gradient(plan.outputs[0]))
-        or any(each.name == "backward" for each in direction_texts(plan))  # of so many arguments
+        bool(plan.wgrad) or (bool(main_grads) and typed != gradient(plan.outputs[0])) or several
     )
+    direction = plan.direction("backward")
+    assert direction is not None, "a plan has a backward"
+    boxed = left_for(plan, direction)
+    given_in = (name for name in handed_in(plan, direction) if name not in plan.incoming)
+    local = {*saved, *held}
+    sources = [LEFT] if boxed else []
+    sources += [name if name in local else f"ctx.{name}" for name in given_in]
+    if boxed:
+        left = f"[*{left}]"
     return AutogradText(
         name=f"_{plan.class_name}",
         twin="" if main_grads or plan.wgrad or plan.process_groups else f"_{plan.class_name}Twin",
@@ -169,12 +179,19 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         held=held,
         carried=carried,
         left=left,
-        unpacked_left=f"({', '.join((*saved, *held))},)" if unpacks else "",
-        backward_saved=tuple(name for name in (*saved, *held) if name in backward)
+        unpacked_left=LEFT if boxed else f"({', '.join((*saved, *held))},)" if unpacks else "",
+        lets_go=bool(boxed),
+        backward_saved=(sources[0],)
+        if several
+        else tuple(name for name in (*saved, *held) if name in backward)
         if unpacks
         else (f"*{left}",),
         backward_rest=(
-            *(f"ctx.{name}" for name in (*read, *buffers) if name not in held),
+            *(
+                sources[1:]
+                if several
+                else (f"ctx.{name}" for name in (*read, *buffers) if name not in held)
+            ),
             *plan.backward.flags,
             *(f"ctx.{name}" for name in (*scalars, *later_groups)),
         ),

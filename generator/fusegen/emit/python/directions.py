@@ -19,12 +19,14 @@ class DirectionText:
 
     Attributes:
         name: of the direction.
+        about: what it is, for people.
         parameters: of its function.
         returns: its return annotation.
         body: its lines.
     """
 
     name: str
+    about: str
     parameters: tuple[str, ...]
     returns: str
     body: tuple[str, ...]
@@ -46,16 +48,49 @@ def group_names(*directions: Direction | None) -> tuple[str, ...]:
     return tuple(group.name for group in groups_of(*directions))
 
 
+LEFT = "left"
+"""What the function of a backward that lets go of memory calls what the forward left."""
+
+
+def left_for(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
+    """What a direction's function is handed in a list, to let go of it; empty where it is not.
+
+    Autograd lets go of what was saved for a backward, and of nothing else.  Where gradients of
+    weights are delayed, they read it later.
+    """
+    if direction.name != "backward" or len(direction.programs) < 2 or plan.wgrad:
+        return ()
+    whole = direction.whole(plan.leaving)
+    if plan.main_grads and plan.own_type_argument(whole) not in plan.incoming:
+        return ()  # the type of a stand-in for a gradient is read off afterwards
+    held = (a.buffer for a in whole.arguments if a.buffer in plan.caches)
+    return (*(result.buffer for result in plan.saved), *held)
+
+
+def handed_in(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
+    """Tensors that a direction's function takes one by one: incoming gradients come first."""
+    left = {*left_for(plan, direction)}
+    names = (argument.buffer for argument in direction.whole(plan.leaving).arguments)
+    own = [name for name in names if name not in left]
+    return tuple(sorted(own, key=lambda name: name not in plan.incoming))
+
+
 def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
     whole = direction.whole(plan.leaving)
-    printer = _Printer(plan, direction)
+    left = left_for(plan, direction)
+    printer = _Printer(plan, direction, left)
     conditions = named_conditions(whole, lambda names: printer.body(names))
-    tensors = (tensor_text(plan, a) for a in whole.arguments)
+    taken = {argument.buffer: argument for argument in whole.arguments}
+    tensors = [tensor_text(plan, taken[name]) for name in handed_in(plan, direction)]
+    first = len([name for name in handed_in(plan, direction) if name in plan.incoming])
     scalars = (attribute_text(a) for a in plan.attributes_of(whole))
     return DirectionText(
         name=direction.name,
+        about=_about(direction, left),
         parameters=(
-            *(f"{tensor.name}: {tensor.annotation}" for tensor in tensors),
+            *(f"{tensor.name}: {tensor.annotation}" for tensor in tensors[:first]),
+            *((f"{LEFT}: list",) if left else ()),
+            *(f"{tensor.name}: {tensor.annotation}" for tensor in tensors[first:]),
             *(f"{flag}: bool" for flag in whole.flags),
             *(f"{each.name}: {each.annotation}" for each in scalars),
             *(f"{name}: ProcessGroup | None" for name in group_names(direction)),
@@ -63,16 +98,33 @@ def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
         returns=return_annotation(
             "Tensor | None" if result.when else "Tensor" for result in whole.results
         ),
-        body=(*conditions.lines, *printer.body(conditions)),
+        body=(*_unpacked(left), *conditions.lines, *printer.body(conditions)),
     )
+
+
+def _about(direction: Direction, left: tuple[str, ...]) -> str:
+    between = ", and collectives between them" if direction.starts else ""
+    going = f"; it empties `{LEFT}`, so that what an op was the last to read goes" if left else ""
+    return f"The {direction.name}: ops{between}{going}."
+
+
+def _unpacked(left: tuple[str, ...]) -> Iterator[str]:
+    """Names for what a list has, which then holds nothing."""
+    if left:
+        yield f"({', '.join(left)},) = {LEFT}"
+        yield f"{LEFT}.clear()"
 
 
 @dataclass(frozen=True, slots=True)
 class _Printer:
-    """A direction whose segments are printed."""
+    """A direction whose segments are printed.
+
+    ``left`` is what the function alone holds when it begins.
+    """
 
     plan: ModulePlan
     direction: Direction
+    left: tuple[str, ...]
 
     def body(self, conditions: Conditions) -> Iterator[str]:
         """Lines of all segments and what they return.
@@ -83,7 +135,7 @@ class _Printer:
         if absent:
             yield f"{' = '.join(absent)} = None"
         for when, segments in groupby(self.direction.segments, lambda segment: segment.when):
-            lines = (self._line(segment, conditions) for segment in segments)
+            lines = [line for each in segments for line in self._lines(each, conditions)]
             if when:
                 yield f"if {conditions.text(when)}:"
                 yield from (f"    {line}" for line in lines)
@@ -92,6 +144,21 @@ class _Printer:
         results = self.direction.whole(self.plan.leaving).results
         if results:
             yield f"return {', '.join(self._value(r.buffer, conditions) for r in results)}"
+
+    def _lines(self, segment: Segment, conditions: Conditions) -> Iterator[str]:
+        """A segment, and the end of what it is the last to take."""
+        yield self._line(segment, conditions)
+        segments = self.direction.segments
+        place = segments.index(segment)
+        if not self.left or place + 1 == len(segments):
+            return
+        made = {name for each in segments[:place] for name in each.gives}
+        later = {name for each in segments[place + 1 :] for name in each.takes}
+        results = {result.buffer for result in self.direction.whole(self.plan.leaving).results}
+        gone = ({*self.left} | made) - later - results
+        names = [name for name in segment.takes if name in gone]
+        if names:
+            yield f"del {', '.join(names)}"
 
     def _absent(self) -> Iterator[str]:
         """What is given under flags, and read or returned where they need not be set."""

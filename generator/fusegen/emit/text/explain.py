@@ -25,11 +25,13 @@ from ...ir.shapes import (
 )
 from ...ir.step import Chunks, Result, Step
 from ...steps import copies_memory, decodes
+from ...steps.footprint import backward_peak, for_each_parameter, for_each_token, typical_sizes
 from ..launcher.memory import lies_there, shared_memory
 from ..python.conditions import any_of
 from ..python.words import step_comment
 from .columns import aligned
 from .fold import LINE_LENGTH, fold
+from .quantities import in_bytes
 
 _NAME_WIDTH = 48  # of a first column that leaves half of the line to what follows
 _UNDER_STEP = 3  # under the first word behind a number
@@ -300,6 +302,17 @@ def _saved(plan: ModulePlan) -> Iterator[str]:
     yield from _table(saved_row(plan, result) for result in plan.saved)
     everything = _formula(plan.buffer(result.buffer) for result in plan.saved)
     yield f"  at most {everything} bytes, inputs and parameters included"
+    yield f"  made by the forward: {for_each_token(plan)} bytes for each token, {_of_weights(plan)}"
+    for lengths in typical_sizes(plan):
+        sizes = ", ".join(f"{symbol} = {length}" for symbol, length in lengths.items())
+        worst = in_bytes(backward_peak(plan, lengths))
+        yield f"  peak of the backward, with all gradients: {worst} at {sizes}"
+
+
+def _of_weights(plan: ModulePlan) -> str:
+    """What is held of weights."""
+    number = for_each_parameter(plan)
+    return f"{number:.2g} for each parameter of a GEMM" if number else "none for parameters"
 
 
 def saved_row(plan: ModulePlan, result: Result) -> tuple[str, ...]:

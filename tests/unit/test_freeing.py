@@ -1,0 +1,152 @@
+"""Backwards that are cut where memory goes: where, what it spares, and where not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusegen.checks.load import load
+from fusegen.emit.python.directions import direction_texts
+from fusegen.emit.text.explain import explain
+from fusegen.ir.dtypes import DType
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
+from fusegen.ir.step import Operand, Step
+from fusegen.ir.text import parse, text
+from fusegen.passes.pipeline import resolve_module
+from fusegen.publish.paths import builtin_specs
+from fusegen.steps.footprint import (
+    Stretch,
+    backward_peak,
+    for_each_parameter,
+    for_each_token,
+    held,
+    peak,
+    stretches,
+)
+from fusegen.steps.verify_directions import verify_plan
+
+SPECS = load([builtin_specs()])
+ONE = "one_backward_call"
+MODELS = (
+    {"E": 8, "T": 32768, "H": 4096, "F": 14336},
+    {"E": 32, "T": 65536, "H": 7168, "F": 2048},
+    {"E": 128, "T": 65536, "H": 2048, "F": 768},
+)
+"""Experts of Mixtral, DeepSeek-V3 and Qwen3, on a rank."""
+
+
+def plan_of(cell: str, arch: str = "sm_90a") -> ModulePlan:
+    return resolve_module(SPECS, Cell.parse(cell), arch)
+
+
+def ops(plan: ModulePlan) -> tuple[Program, ...]:
+    direction = plan.direction("backward")
+    assert direction is not None
+    return direction.programs
+
+
+def kinds(plan: ModulePlan) -> list[list[str]]:
+    return [[step.kind or step.primitive for step in program.steps] for program in ops(plan)]
+
+
+def test_each_op_ends_where_much_is_read_for_the_last_time() -> None:
+    """The gradients of fc2; of the activation; of x; of fc1's weight."""
+    assert kinds(plan_of("grouped_mlp__fp8_delayed")) == [
+        ["quantize", "quantize", "dgrad", "wgrad"],
+        ["pointwise_grad_quantize"],
+        ["quantize", "dgrad"],
+        ["wgrad"],
+    ]
+    assert [len(each) for each in kinds(plan_of("grouped_mlp__bf16"))] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "linear__fp8_delayed",
+        "grouped_linear__bf16",
+        "norm_qkv__fp8_block",
+        "grouped_mlp__bf16__delayed_wgrad",
+        "grouped_mlp__fp8_delayed__delayed_wgrad",
+        "grouped_mlp__fp8_delayed__one_backward_call",
+    ],
+)
+def test_one_op_stays_where_nothing_goes_or_nothing_may(cell: str) -> None:
+    plan = plan_of(cell)
+    assert len(ops(plan)) == 1 and ops(plan)[0].part == 0
+    assert not direction_texts(plan)
+
+
+@pytest.mark.parametrize("lengths", MODELS, ids=("mixtral", "dsv3", "qwen3"))
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_current", "fp8_delayed", "fp8_block"])
+def test_the_peak_falls(recipe: str, lengths: dict[str, int]) -> None:
+    several, one = (plan_of(f"grouped_mlp__{recipe}{word}") for word in ("", f"__{ONE}"))
+    assert held(several) == held(one)
+    assert backward_peak(several, lengths) < 0.95 * backward_peak(one, lengths)
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "grouped_mlp__nvfp4",
+        "grouped_mlp__mxfp8__add_to_main_grad",
+        "grouped_mlp__fp8_delayed__held_weights__debug",
+        "grouped_mlp__fp8_block__cached_weights",
+        "mlp_swiglu__bf16",
+    ],
+)
+def test_plans_keep_their_rules(cell: str, arch: str) -> None:
+    plan = plan_of(cell, arch)
+    verify_plan(plan)
+    assert parse(text(plan)) == plan
+    for program in ops(plan):
+        crossing = {each.buffer for each in (*program.arguments, *program.results)}
+        given = {*held(plan)}
+        scales = {n for n in crossing - given if plan.buffer(n).dtype is DType.E8M0}
+        assert not scales or not any(each.mutated for each in ops(plan))
+
+
+def test_a_function_empties_what_it_is_handed() -> None:
+    (each,) = direction_texts(plan_of("grouped_mlp__bf16"))
+    assert each.parameters[:2] == ("dy: Tensor", "left: list")
+    dropped = [line.strip() for line in each.body if line.strip().startswith("del ")]
+    assert dropped == ["del a, fc2_weight", "del probs, h, da"]
+    assert "left.clear()" in each.body
+
+
+# ---- bytes
+
+
+def step(reads: str, writes: str) -> Step:
+    inputs = tuple(Operand(f"in{i}", name) for i, name in enumerate(reads))
+    outputs = tuple(Operand(f"out{i}", name) for i, name in enumerate(writes))
+    return Step("toy", None, "", inputs, outputs)
+
+
+def test_the_worst_moment_of_one_op_and_of_two() -> None:
+    """s is saved, t lives inside, in part where the result q will be; r is the other result."""
+    size = {"s": 100, "t": 30, "r": 7, "q": 20}
+    steps = [step("s", "t"), step("t", "r"), step("r", "q")]
+    leaving, outside = frozenset("rq"), frozenset("s")
+    one = stretches(steps, (), leaving, outside)
+    assert one == (Stretch(tuple(steps), leaving),)
+    assert peak(one, frozenset("s"), leaving, size) == 100 + 27 + 30 - 20
+    two = stretches(steps, (1,), leaving, outside)
+    assert [each.results for each in two] == [frozenset("t"), frozenset("rq")]
+    assert peak(two, frozenset("s"), leaving, size) == 100 + 30
+
+
+def test_what_is_held_is_told_for_each_token_and_parameter() -> None:
+    plain, holding = (
+        plan_of("grouped_mlp__fp8_block"),
+        plan_of("grouped_mlp__fp8_block__held_weights"),
+    )
+    assert for_each_token(plain) == for_each_token(holding) == "161 F / 32 + 33 H / 32"
+    assert for_each_token(plan_of("grouped_mlp__bf16")) == "6 F"
+    assert for_each_parameter(plain) == 0
+    assert for_each_parameter(holding) == pytest.approx(1, rel=1e-3)
+    lines = "\n".join(explain(holding))
+    assert "161 F / 32 + 33 H / 32 bytes for each token, 1 for each parameter of a GEMM" in lines
+    assert "peak of the backward, with all gradients: " in lines
