@@ -152,13 +152,13 @@ def factors_of(expr: Expr) -> tuple[int, tuple[Expr, ...]]:
 
 def first_factor(expr: Expr) -> Expr:
     """The first name or sum of a product; a number stays what it is."""
-    _, factors = _factors(expr)
+    _, factors = factors_of(expr)
     return factors[0] if factors else expr
 
 
 def without_factor(expr: Expr, factor: Expr) -> Expr | None:
     """A product without one of its factors: 2 K H of 2 T K H and T; None where it has no such."""
-    count, factors = _factors(expr)
+    count, factors = factors_of(expr)
     if factor not in factors:
         return None
     place = factors.index(factor)
@@ -167,7 +167,7 @@ def without_factor(expr: Expr, factor: Expr) -> Expr | None:
 
 def is_multiple(expr: Expr, other: Expr) -> bool:
     """Whether a product has all factors of another one: 8 T K of 4 T, T of T."""
-    (count, factors), (least, wanted) = _factors(expr), _factors(other)
+    (count, factors), (least, wanted) = factors_of(expr), factors_of(other)
     return count % max(least, 1) == 0 and not Counter(wanted) - Counter(factors)
 
 
