@@ -1,4 +1,4 @@
-"""The experts of a mixture-of-experts layer, tokens to tokens, forward and backward, and what it holds.
+"""The experts of a mixture-of-experts layer, from tokens to tokens: time, and what it holds.
 
 All contenders share tokens, weights, dy and a routing: each token's experts and their weights.
 torch's is the same layer as plain functions, compiled whole: a stable sort, a gather,

@@ -185,7 +185,8 @@ def _memory_row(specs: SpecSet, cell: Cell) -> str:
     made = sum(evaluate(size_in_bytes(plan.buffer(name)), LAYER) for name in held(plan))
     peaks = (f"{backward_peak(each, LAYER) / 2**30:.2f} GiB" for each in (plan, one))
     words = ", ".join(f"`{word}`" for word in cell.options)
-    kept = (for_each_token(plan), f"{for_each_parameter(plan):.2g}", f"{made / 2**30:.2f} GiB")
+    of_token, of_parameter = for_each_token(plan, held(plan)), for_each_parameter(plan)
+    kept = (of_token, f"{of_parameter:.2g}", f"{made / 2**30:.2f} GiB")
     return f"| `{cell.recipe}` | {words} | {' | '.join((*kept, *peaks))} |"
 
 

@@ -143,8 +143,9 @@ def test_what_is_held_is_told_for_each_token_and_parameter() -> None:
         plan_of("grouped_mlp__fp8_block"),
         plan_of("grouped_mlp__fp8_block__held_weights"),
     )
-    assert for_each_token(plain) == for_each_token(holding) == "161 F / 32 + 33 H / 32"
-    assert for_each_token(plan_of("grouped_mlp__bf16")) == "6 F"
+    for each in (plain, holding):
+        assert for_each_token(each, held(each)) == "161 F / 32 + 33 H / 32"
+    assert for_each_token(plan_of("grouped_mlp__bf16"), ["h", "a"]) == "6 F"
     assert for_each_parameter(plain) == 0
     assert for_each_parameter(holding) == pytest.approx(1, rel=1e-3)
     lines = "\n".join(explain(holding))

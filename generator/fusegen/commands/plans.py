@@ -10,7 +10,7 @@ from typing import Any
 
 from ..build.gpu import arch_named
 from ..emit.text.explain import explain as explain_plan
-from ..emit.text.explain import explain_held, explain_rewrites
+from ..emit.text.explain import explain_rewrites
 from ..emit.text.fold import fold
 from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Status, Unsupported
@@ -182,7 +182,7 @@ def explain(
         line = f"{name} on {row.arch}: {row.status} ({row.reason})"
         return Explanation(row, tuple(fold(line)), None)
     made = found.modules[0]
-    lines = (*explain_plan(made), *explain_held(made), *explain_rewrites(made, left_out))
+    lines = (*explain_plan(made), *explain_rewrites(made, left_out))
     if sizes is None:
         return Explanation(_plan_row(made), lines, made)
     at_sizes = numbers(made, specs.archs[named], read_sizes(sizes), gpu)

@@ -15,9 +15,9 @@ from operator import itemgetter
 
 from ..ir.dtypes import DType
 from ..ir.program import Program
-from ..ir.shapes import symbols
+from ..ir.shapes import first_factor
 from ..steps import decodes
-from ..steps.footprint import bytes_of, peak, stretches, typical
+from ..steps.footprint import Axes, bytes_of, peak, stretches, typical
 from .draft import Draft
 
 MOST_CUTS = 3
@@ -110,7 +110,5 @@ def _may_be_cut(draft: Draft, backward: Program, place: int) -> bool:
 def _typical(draft: Draft) -> Iterator[Mapping[str, int]]:
     """Sizes of a module's dimensions in typical layers."""
     steps = (step for program in draft.programs for step in program.steps)
-    groups = {name for step in steps if (name := step.input("groups"))}
-    own = (draft.buffers[name].shape.symbols() for name in groups)
-    tokens = symbols(draft.buffers[draft.inputs[0]].shape.flat[0])
-    return typical(draft.buffers, tokens, frozenset().union(*own))
+    rows = first_factor(draft.buffers[draft.inputs[0]].shape.flat[0])
+    return typical(draft.buffers, Axes.of(draft.buffers, steps, rows))

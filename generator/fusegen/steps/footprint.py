@@ -15,7 +15,19 @@ from itertools import pairwise
 from ..ir.buffers import Buffer, size_in_bytes
 from ..ir.dtypes import bits
 from ..ir.plan import ModulePlan
-from ..ir.shapes import evaluate, factors_of, product, split, symbols, to_markdown
+from ..ir.shapes import (
+    Const,
+    Expr,
+    Sym,
+    evaluate,
+    factors_of,
+    product,
+    split,
+    substitute,
+    symbols,
+    to_markdown,
+    without_factor,
+)
 from ..ir.step import Step
 
 
@@ -24,17 +36,19 @@ class Layer:
     """Sizes for what has to be decided before any are known.
 
     Attributes:
-        tokens: rows in all.
+        rows: in all.
         groups: that these are in.
         features: length of a row.
+        choices: rows of a token, where several are of one.
     """
 
-    tokens: int
+    rows: int
     groups: int
     features: int
+    choices: int
 
 
-TYPICAL = (Layer(2**15, 2**3, 2**12), Layer(2**15, 2**7, 2**11))
+TYPICAL = (Layer(2**15, 2**3, 2**12, 2), Layer(2**15, 2**7, 2**11, 2**3))
 """Layers of a few large experts, where what is kept of tokens counts, and of many small ones, where
 gradients of weights do."""
 
@@ -52,26 +66,44 @@ class Stretch:
     results: frozenset[str]
 
 
-def typical(
-    buffers: Mapping[str, Buffer], tokens: frozenset[str], groups: frozenset[str]
-) -> Iterator[dict[str, int]]:
-    """Sizes for every dimension of a module, of each layer that is typical.
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Which names of dimensions are what.
 
-    Args:
-        buffers: of the module.
-        tokens: dimensions that are its tokens.
-        groups: those that are the groups of these.
+    Attributes:
+        tokens: of the first input's rows.
+        groups: numbers of groups.
+        choices: how many rows each token has, where there are several.
     """
+
+    tokens: frozenset[str]
+    groups: frozenset[str]
+    choices: frozenset[str]
+
+    @classmethod
+    def of(cls, buffers: Mapping[str, Buffer], steps: Iterable[Step], token_axis: Expr) -> Axes:
+        """Of a module whose tokens are ``token_axis``."""
+        sizes = {name for step in steps if (name := step.input("groups"))}
+        groups = (buffers[name].shape.symbols() for name in sizes)
+        dims = {dim for buffer in buffers.values() for dim in buffer.shape.flat}
+        rows = (rest for dim in dims if (rest := without_factor(dim, token_axis)) is not None)
+        choices = frozenset[str]().union(*map(symbols, rows))
+        return cls(symbols(token_axis), frozenset[str]().union(*groups), choices)
+
+    def length(self, name: str, layer: Layer) -> int:
+        """Of a dimension in a layer."""
+        if name in self.tokens:
+            return layer.rows // layer.choices if self.choices else layer.rows
+        if name in self.groups:
+            return layer.groups
+        return layer.choices if name in self.choices else layer.features
+
+
+def typical(buffers: Mapping[str, Buffer], axes: Axes) -> Iterator[dict[str, int]]:
+    """Sizes for every dimension of a module, of each layer that is typical."""
     named = sorted({name for buffer in buffers.values() for name in buffer.shape.symbols()})
     for layer in TYPICAL:
-        yield {
-            name: layer.tokens
-            if name in tokens
-            else layer.groups
-            if name in groups
-            else layer.features
-            for name in named
-        }
+        yield {name: axes.length(name, layer) for name in named}
 
 
 def bytes_of(buffers: Mapping[str, Buffer], lengths: Mapping[str, int]) -> dict[str, int]:
@@ -83,10 +115,13 @@ def bytes_of(buffers: Mapping[str, Buffer], lengths: Mapping[str, int]) -> dict[
     }
 
 
+def _axes(plan: ModulePlan) -> Axes:
+    return Axes.of({b.name: b for b in plan.buffers}, plan.unmerged.steps, plan.token_axis)
+
+
 def typical_sizes(plan: ModulePlan) -> Iterator[dict[str, int]]:
     """The same of a plan."""
-    groups = symbols(plan.group_axis) if plan.group_axis is not None else frozenset[str]()
-    yield from typical({b.name: b for b in plan.buffers}, symbols(plan.token_axis), groups)
+    yield from typical({b.name: b for b in plan.buffers}, _axes(plan))
 
 
 def held(plan: ModulePlan) -> tuple[str, ...]:
@@ -95,23 +130,26 @@ def held(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(each.buffer for each in plan.saved if each.buffer not in given)
 
 
-def for_each_token(plan: ModulePlan) -> str:
-    """Bytes of what is held, for each token: a formula in the lengths of rows."""
-    token = next(iter(sorted(symbols(plan.token_axis))), "")
+def for_each_token(plan: ModulePlan, names: Iterable[str]) -> str:
+    """Bytes of buffers for each token: a formula in the lengths of rows, and in rows of a token."""
+    axes = _axes(plan)
+    token = next(iter(sorted(axes.tokens)), "")
+    one = {name: Const(1) for name in axes.choices}
     found: dict[str, Fraction] = {}
-    for buffer in map(plan.buffer, held(plan)):
+    for buffer in map(plan.buffer, names):
         slope, lengths = Fraction(max(bits(buffer.dtype), 8), 8), []
         for dim in buffer.shape.flat:
             if token in symbols(dim):
-                way = split(dim, token)
+                way = split(substitute(dim, one), token)
                 slope *= way.slope if way else 0
+                lengths += [Sym(name) for name in sorted(axes.choices & symbols(dim))]
             else:
                 lengths.append(dim)
         number, rest = factors_of(product(tuple(lengths)))
         name = to_markdown(product(rest))
         if token in buffer.shape.symbols():
             found[name] = found.get(name, Fraction(0)) + slope * number
-    return " + ".join(_times(slope, name) for name, slope in found.items()) or "0"
+    return " + ".join(_times(slope, name) for name, slope in found.items() if slope) or "0"
 
 
 def _times(number: Fraction, name: str) -> str:

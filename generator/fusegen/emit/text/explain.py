@@ -8,7 +8,6 @@ from ...ir.buffers import Buffer, size_in_bytes
 from ...ir.kernel_set import KernelSet
 from ...ir.plan import ModulePlan, Status
 from ...ir.program import Direction, Program
-from ...ir.quantization import Role
 from ...ir.segments import Start, Wait
 from ...ir.shapes import (
     Binary,
@@ -18,14 +17,18 @@ from ...ir.shapes import (
     Sym,
     add,
     ceildiv,
-    collected,
     mul,
     to_markdown,
-    without_factor,
 )
 from ...ir.step import Chunks, Result, Step
 from ...steps import copies_memory, decodes
-from ...steps.footprint import backward_peak, for_each_parameter, for_each_token, typical_sizes
+from ...steps.footprint import (
+    backward_peak,
+    for_each_parameter,
+    for_each_token,
+    held,
+    typical_sizes,
+)
 from ..launcher.memory import lies_there, shared_memory
 from ..python.conditions import any_of
 from ..python.words import step_comment
@@ -103,27 +106,6 @@ def explain_rewrites(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator
         yield ""
         yield "fusions"
         yield from _table(rows)
-
-
-def explain_held(plan: ModulePlan) -> Iterator[str]:
-    """Lines that say what is held between forward and backward besides weights and their copies.
-
-    Sizes that grow with tokens are of one token; of padded copies none is, so that these stand with
-    the rest.
-    """
-    weights = {parameter.buffer for parameter in plan.parameters} | {*plan.caches}
-    copies = (copy for step in plan.unmerged.steps for copy in step.copies)
-    weights |= {name for copy in copies if copy.role is Role.WEIGHT for name in copy.buffers}
-    saved = [plan.buffer(r.buffer) for r in plan.saved if r.buffer not in weights]
-    parts = [(buffer, without_factor(size_in_bytes(buffer), plan.token_axis)) for buffer in saved]
-    each = collected(size for _, size in parts if size is not None)
-    rest = [buffer for buffer, size in parts if size is None]
-    if not saved or each == Const(0):
-        return
-    words = f"{to_markdown(each)} bytes for each of {plan.token_axis}"
-    yield ""
-    yield "held between forward and backward, besides weights"
-    yield from fold(f"  {words}{f', and {_formula(rest)} bytes' if rest else ''}")
 
 
 def rewrite_rows(plan: ModulePlan, left_out: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
@@ -302,11 +284,19 @@ def _saved(plan: ModulePlan) -> Iterator[str]:
     yield from _table(saved_row(plan, result) for result in plan.saved)
     everything = _formula(plan.buffer(result.buffer) for result in plan.saved)
     yield f"  at most {everything} bytes, inputs and parameters included"
-    yield f"  made by the forward: {for_each_token(plan)} bytes for each token, {_of_weights(plan)}"
+    yield f"  {_of_token(plan)}, {_of_weights(plan)}"
     for lengths in typical_sizes(plan):
         sizes = ", ".join(f"{symbol} = {length}" for symbol, length in lengths.items())
         worst = in_bytes(backward_peak(plan, lengths))
         yield f"  peak of the backward, with all gradients: {worst} at {sizes}"
+
+
+def _of_token(plan: ModulePlan) -> str:
+    """What is held of a token, with what the caller has anyway."""
+    weights = {parameter.buffer for parameter in plan.parameters} | {*plan.caches}
+    every = for_each_token(plan, (r.buffer for r in plan.saved if r.buffer not in weights))
+    made = for_each_token(plan, held(plan))
+    return f"{every} bytes for each token" + (f", {made} of the forward's" if made != every else "")
 
 
 def _of_weights(plan: ModulePlan) -> str:
