@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d6752fa0950dea02
+# checksum sha256:8202b24c44b400e5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "edda14b4a8346312792cd84acd289d52c1c27b43690795fa45503850e4724163"
+DIGEST = "cf60c138d0fb5659cd34ece9e1609806f250d3edfd534331e3e1ddca283f0b4d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bda5557896956b2d
+# checksum sha256:07e96d0fb7b065e2
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "c89362a22fed0902e29620110c8770ebdb876e646c6d9a61a3ca3c4f8e272ac0"
+DIGEST = "7d92ef30994297f39d7bd9b21e9f61ad8ed7aa85b6c935cae1814cc013e0f694"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -43,7 +43,7 @@ def _forward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state
     )
@@ -59,6 +59,14 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else x.new_empty(0)
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_h
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -67,6 +75,16 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((1,), dtype=torch.float32)
         if need_dfc2_weight
+        else x.new_empty(0, dtype=torch.float32)
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_norm_rstd
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32)
+        if keep_norm_rstd
         else x.new_empty(0, dtype=torch.float32)
     )
     n_columnwise = (
@@ -79,24 +97,18 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc1_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float32)
-    )
-    fc2_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     return (
         y,
         norm_rstd,
         h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
     )
 
 
@@ -114,7 +126,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -129,15 +141,15 @@ def _backward_fake(
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -152,25 +164,23 @@ def _backward_fake(
         x,
         norm_weight,
         norm_rstd,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
         backward_state,
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -186,9 +196,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -199,12 +208,10 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -220,10 +227,11 @@ def _backward_flops(
 _backward = _library.register(
     "norm_mlp_swiglu__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
     "Tensor, Tensor, Tensor)",
@@ -262,12 +270,14 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             y,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = _forward(
             x,
             norm_weight,
@@ -291,15 +301,15 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -388,8 +398,8 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             _,
             _,
             _,
@@ -406,12 +416,14 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             _,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
@@ -421,15 +433,15 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -763,8 +775,9 @@ buffers
   fc2_weight_rowwise_scale       [1]; float32; 4 bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [1]; float32; 4 bytes; workspace
-  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
-  fc2_weight_columnwise_scale    [1]; float32; 4 bytes; workspace
+  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes;
+                                 kept for the backward
+  fc2_weight_columnwise_scale    [1]; float32; 4 bytes; kept for the backward
   dy_columnwise                  [H, align(T, 16)]; e5m2; H align(T, 16) bytes; workspace
   dy_columnwise_scale            [1]; float32; 4 bytes; workspace
   a_columnwise                   [F, align(T, 16)]; e4m3; F align(T, 16) bytes;
@@ -772,8 +785,9 @@ buffers
   a_columnwise_scale             [1]; float32; 4 bytes; kept for the backward
   dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale               [1]; float32; 4 bytes; workspace
-  fc1_weight_columnwise          [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
-  fc1_weight_columnwise_scale    [1]; float32; 4 bytes; workspace
+  fc1_weight_columnwise          [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
+                                 kept for the backward
+  fc1_weight_columnwise_scale    [1]; float32; 4 bytes; kept for the backward
   dh_columnwise                  [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale            [1]; float32; 4 bytes; workspace
   n_columnwise                   [H, align(T, 16)]; e4m3; H align(T, 16) bytes;
@@ -789,7 +803,6 @@ buffers
                                  state dict
   fc1_weight_scale               [1]; float32; 4 bytes;
                                  row 2049 of forward_state, fc1.weight_scale in the state dict
-  fc1_weight_scale_used          [1]; float32; 4 bytes; kept for the backward
   n_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
   fc1_weight_rowwise_decoded     [2 * F, H]; bfloat16; 2 2 F H bytes; workspace
   fc2_input_amax_history         [1024, 1]; float32; 4096 bytes;
@@ -802,7 +815,6 @@ buffers
                                  state dict
   fc2_weight_scale               [1]; float32; 4 bytes;
                                  row 4099 of forward_state, fc2.weight_scale in the state dict
-  fc2_weight_scale_used          [1]; float32; 4 bytes; kept for the backward
   a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
   fc2_weight_rowwise_decoded     [H, F]; bfloat16; 2 H F bytes; workspace
   fc2_grad_output_amax_history   [1024, 1]; float32; 4096 bytes;
@@ -834,74 +846,68 @@ buffers
                                  workspace
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, norm_rstd,
-    h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used
-  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight
-  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
+    h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
+  1. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
      n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
      norm_quantize_e4m3_tensor; 4 T H flop;
      2 T H + 2 H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
-  4. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+  2. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
      fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_tensor;
-     2 2 F H + 8192 + 16 + 2 H F + 2 F align(H, 16) + H align(F, 16) bytes
-  5. dequantize: n_rowwise -> n_rowwise_decoded
+     2 2 F H + 8192 + 24 + 2 H F + 2 F align(H, 16) + H align(2 F, 16) + H align(F, 16) + F align(H,
+     16) bytes
+  3. dequantize: n_rowwise -> n_rowwise_decoded
      dequantize_e4m3_codes; T align(H, 16) + 2 T H bytes
-  6. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  4. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
      dequantize_e4m3_codes; 2 F align(H, 16) + 2 2 F H bytes
-  7. gemm fprop: n_rowwise_decoded, fc1_weight_rowwise_decoded, n_rowwise_scale,
+  5. gemm fprop: n_rowwise_decoded, fc1_weight_rowwise_decoded, n_rowwise_scale,
      fc1_weight_rowwise_scale, fc1_bias -> h
      gemm_decoded_mma_fprop_tensor_tensor; 2 T 2 F H flop;
      2 T H + 2 2 F H + 8 + 2 2 F + 2 T 2 F bytes
-  8. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+  6. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
      a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_forward_quantize_e4m3_tensor; 26 T F flop;
      2 T 2 F + 4096 + 12 + T align(F, 16) + F align(T, 16) bytes; rule activation_quantize
-  9. dequantize: a_rowwise -> a_rowwise_decoded
+  7. dequantize: a_rowwise -> a_rowwise_decoded
      dequantize_e4m3_codes; T align(F, 16) + 2 T F bytes
-  10. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  8. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
      dequantize_e4m3_codes; H align(F, 16) + 2 H F bytes
-  11. gemm_pointwise fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  9. gemm_pointwise fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
      fc2_weight_rowwise_scale, fc2_bias, x -> y  (y = x + extra)
      gemm_decoded_mma_fprop_tensor_tensor_binary_pointwise_add_extra_input_forward_of_x;
      2 T H F + T H flop; 2 T F + 2 H F + 8 + 2 H + 4 T H bytes; rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
-    dfc2_bias
+backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    n_columnwise, n_columnwise_scale, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight,
+    dfc1_bias, dfc2_bias
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  2. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; F align(H, 16) + 2 H F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  4. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 H F + 8 + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  6. dequantize: dy_columnwise -> dy_columnwise_decoded
+  5. dequantize: dy_columnwise -> dy_columnwise_decoded
      dequantize_e5m2_codes_transposed; H align(T, 16) + 2 align(T, 16) H bytes; if need_dfc2_weight
-  7. dequantize: a_columnwise -> a_columnwise_decoded
+  6. dequantize: a_columnwise -> a_columnwise_decoded
      dequantize_e4m3_codes_transposed; F align(T, 16) + 2 align(T, 16) F bytes; if need_dfc2_weight
-  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  7. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale -> dfc2_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
      2 align(T, 16) H + 2 align(T, 16) F + 8 + 2 H F bytes; if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  8. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e5m2_tensor; 34 T F flop;
@@ -909,53 +915,48 @@ backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise
      F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  10. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  11. dequantize: dh_rowwise -> dh_rowwise_decoded
+  9. dequantize: dh_rowwise -> dh_rowwise_decoded
      dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx or need_dnorm_weight
-  12. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  10. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; H align(2 F, 16) + 2 2 F H bytes;
      if need_dx or need_dnorm_weight
-  13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  11. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale -> dn
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 8 + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  14. dequantize: dh_columnwise -> dh_columnwise_decoded
+  12. dequantize: dh_columnwise -> dh_columnwise_decoded
      dequantize_e5m2_codes_transposed; 2 F align(T, 16) + 2 align(T, 16) 2 F bytes;
      if need_dfc1_weight
-  15. dequantize: n_columnwise -> n_columnwise_decoded
+  13. dequantize: n_columnwise -> n_columnwise_decoded
      dequantize_e4m3_codes_transposed; H align(T, 16) + 2 align(T, 16) H bytes; if need_dfc1_weight
-  16. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
+  14. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
      n_columnwise_scale -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
      2 align(T, 16) 2 F + 2 align(T, 16) H + 8 + 2 2 F H bytes; if need_dfc1_weight
-  17. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  15. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                      2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight            2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd              4 T bytes; if need_dx or need_dnorm_weight
-  fc1_weight             2 2 F H bytes; if need_dx or need_dnorm_weight
-  h                      2 T 2 F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight             2 H F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise           F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale     4 bytes; if need_dfc2_weight
-  n_columnwise           H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale     4 bytes; if need_dfc1_weight
-  fc1_weight_scale_used  4 bytes; if need_dx or need_dnorm_weight
-  fc2_weight_scale_used  4 bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
-      bytes, inputs and parameters included
+  x                            2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
+  fc1_weight_columnwise_scale  4 bytes; if need_dx or need_dnorm_weight
+  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale           4 bytes; if need_dfc1_weight
+  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 16 + F align(T, 16) + H align(2 F, 16) + H
+      align(T, 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   dequantize_e4m3_codes
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1a51b7131dc63785
+# checksum sha256:d67306fce97e5eab
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "ceb8641eac080620fe1cf550a5b19bb6cc7c6fb74d3df4fc71ab5b75cb4fe1de"
+DIGEST = "8f2192e9b7a495ba5336f3764c5d3d6be0e9c145d0892f5cb4d2ac7149a4eceb"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

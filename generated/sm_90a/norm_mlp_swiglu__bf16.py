@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a2f5c1b5b1ee3e7b
+# checksum sha256:6d85a3c6b4f314ee
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "5097ba833015533f5bec0fdc06cc988ff6dbc230bcb6648f3fa70078862c948e"
+DIGEST = "70354c1b87ab0cf6787d62651cfd159b87c5007ef211eb13ad14a82b33582dc4"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fe0956a517d0b138
+# checksum sha256:8f13d6363dd6c33c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "78fba3eed137e4639cd71e1fcf92099aa2bf75b8447ee7252b4510d1b15b5635"
+DIGEST = "496ac02f5c6fba9d3e38302ef16f51f50fc6f928354fdb522e62db13feee13e9"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -42,7 +42,7 @@ def _forward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state
     )
@@ -58,6 +58,14 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else x.new_empty(0)
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_h
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -66,6 +74,16 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((1,), dtype=torch.float32)
         if need_dfc2_weight
+        else x.new_empty(0, dtype=torch.float32)
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_norm_rstd
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32)
+        if keep_norm_rstd
         else x.new_empty(0, dtype=torch.float32)
     )
     n_columnwise = (
@@ -78,24 +96,18 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc1_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float32)
-    )
-    fc2_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     return (
         y,
         norm_rstd,
         h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
     )
 
 
@@ -113,7 +125,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -128,15 +140,15 @@ def _backward_fake(
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -151,25 +163,23 @@ def _backward_fake(
         x,
         norm_weight,
         norm_rstd,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
         backward_state,
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -185,9 +195,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -198,12 +207,10 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -219,10 +226,11 @@ def _backward_flops(
 _backward = _library.register(
     "norm_mlp_swiglu__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
     "Tensor, Tensor, Tensor)",
@@ -261,12 +269,14 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             y,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = _forward(
             x,
             norm_weight,
@@ -290,15 +300,15 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -387,8 +397,8 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             _,
             _,
             _,
@@ -405,12 +415,14 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             _,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
@@ -420,15 +432,15 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -757,16 +769,17 @@ buffers
   fc2_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
-  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
+  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
   dy_columnwise                 [H, align(T, 16)]; e5m2; H align(T, 16) bytes; workspace
   dy_columnwise_scale           [1]; float32; 4 bytes; workspace
   a_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
-  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
+                                kept for the backward
+  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
   dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale           [1]; float32; 4 bytes; workspace
   n_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
@@ -781,7 +794,6 @@ buffers
                                 state dict
   fc1_weight_scale              [1]; float32; 4 bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
-  fc1_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_input_amax_history        [1024, 1]; float32; 4096 bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -792,7 +804,6 @@ buffers
                                 state dict
   fc2_weight_scale              [1]; float32; 4 bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
-  fc2_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -813,57 +824,51 @@ buffers
                                 workspace
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, norm_rstd,
-    h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used
-  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight
-  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
+    h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
+  1. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
      n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
      norm_quantize_e4m3_tensor; 4 T H flop;
      2 T H + 2 H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
-  4. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+  2. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
      fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_tensor;
-     2 2 F H + 8192 + 16 + 2 H F + 2 F align(H, 16) + H align(F, 16) bytes
-  5. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
+     2 2 F H + 8192 + 24 + 2 H F + 2 F align(H, 16) + H align(2 F, 16) + H align(F, 16) + F align(H,
+     16) bytes
+  3. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 8 + 2 F align(H, 16) + 2 2 F + 2 T 2 F bytes
-  6. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+  4. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
      a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_forward_quantize_e4m3_tensor; 26 T F flop;
      2 T 2 F + 4096 + 12 + T align(F, 16) + F align(T, 16) bytes; rule activation_quantize
-  7. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  5. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      fc2_bias, x -> y  (y = x + extra)
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x;
      2 T H F + T H flop; T align(F, 16) + 8 + H align(F, 16) + 2 H + 4 T H bytes;
      rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
-    dfc2_bias
+backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    n_columnwise, n_columnwise_scale, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight,
+    dfc1_bias, dfc2_bias
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  4. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e5m2_tensor; 34 T F flop;
@@ -871,42 +876,37 @@ backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise
      F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes; if need_dx or need_dnorm_weight
-  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
-  9. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  7. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                      2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight            2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd              4 T bytes; if need_dx or need_dnorm_weight
-  fc1_weight             2 2 F H bytes; if need_dx or need_dnorm_weight
-  h                      2 T 2 F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight             2 H F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise           F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale     4 bytes; if need_dfc2_weight
-  n_columnwise           H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale     4 bytes; if need_dfc1_weight
-  fc1_weight_scale_used  4 bytes; if need_dx or need_dnorm_weight
-  fc2_weight_scale_used  4 bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
-      bytes, inputs and parameters included
+  x                            2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
+  fc1_weight_columnwise_scale  4 bytes; if need_dx or need_dnorm_weight
+  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale           4 bytes; if need_dfc1_weight
+  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 16 + F align(T, 16) + H align(2 F, 16) + H
+      align(T, 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

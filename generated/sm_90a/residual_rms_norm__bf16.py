@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7a0f8d6915f24e41
+# checksum sha256:c09cf92d145a2513
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "cacb9d3780ae4201dd2ce018320afd24a83cfd643177c8cac871cdc0cf269bf9"
+DIGEST = "b8ab70650e7ca7c78b6b9cf461b15c44ef30b0f6a4a037f3c15f0f60522a5413"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

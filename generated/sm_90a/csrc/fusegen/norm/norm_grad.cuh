@@ -70,6 +70,13 @@ __device__ __forceinline__ void add_products(float (&sums)[1 + centred], const R
   }
 }
 
+__device__ __forceinline__ Values products(const Values& a, const Values& b) {
+  Values result;
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) result.of[j] = a.of[j] * b.of[j];
+  return result;
+}
+
 // From g of a vector's elements.
 template <class Element, bool centred>
 __device__ __forceinline__ uint4 input_gradient(const Row& row, const float (&means)[1 + centred],
@@ -194,6 +201,10 @@ struct RowRing {
   }
 };
 
+// Whether products of dy and weight are made again, of what they were made of, and do not stay in
+// registers: but for sm_80 and sm_90 the compiler wants more of these than a block leaves to a thread.
+inline constexpr bool kProductsAgain = kLeastArchitecture != 800 && kLeastArchitecture != 900;
+
 // Bytes of shared memory that a block has of rows, and of sums for the bias.
 template <class Ring, class S>
 constexpr int shared_bytes(int stages, bool both) {
@@ -270,6 +281,10 @@ static __global__ void __launch_bounds__(S::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < S::kVectors; ++i) {
         const Values input = unpack<Element>(ring.at(0, i));
+        if constexpr (kProductsAgain) {
+          const int column = place.column(i);
+          scaled[i] = products(unpack<Element>(ring.at(1, i)), gamma(column, column < columns));
+        }
         uint4 dx = input_gradient<Element, centred>(now, means, input, scaled[i]);
         if constexpr (adds) dx = plus<Element>(dx, ring.at(2, i));
         // An assignment is compiled to stores of words here.
