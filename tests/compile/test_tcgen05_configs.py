@@ -78,15 +78,16 @@ def refusals(operands: Operands, config: Tcgen05Config) -> list[str]:
 
 
 def accepted() -> list[Point]:
-    extents = ((128,), (64, 128, 192, 256), (32, 64, 128, 256))
-    every = product(LAUNCHES, product(*extents), (1, 2, 3))
-    points = ((operands, Tcgen05Config(tile, sums)) for operands, tile, sums in every)
+    extents = ((128, 256), (64, 128, 192, 256), (32, 64, 128, 256))
+    every = product(LAUNCHES, product(*extents), (1, 2, 3), (1, 2))
+    points = ((operands, Tcgen05Config(tile, sums, ctas)) for operands, tile, sums, ctas in every)
     return [point for point in points if not refusals(*point)]
 
 
 def test_configurations_that_are_accepted_compile(tmp_path: Path) -> None:
     points = accepted()
-    assert len(points) == 2 * 4 + 2 * 3  # scales leave no room for two sums of 256 columns
+    # Scales leave no room for two sums of 256 columns, and a pair of CTAs takes no fewer columns.
+    assert len(points) == (2 * 4 + 2 * 3) + (2 * 2 + 2 * 1)
     done = compiled(points, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -99,6 +100,10 @@ def test_configurations_that_are_accepted_compile(tmp_path: Path) -> None:
         (Operands(16), Tcgen05Config((64, 128, 64), 2), "128 rows"),
         (Operands(16), Tcgen05Config((128, 192, 64), 2), "columns"),
         (Operands(16), Tcgen05Config((128, 128, 64), 3), "1 or 2 sums"),
+        (Operands(16), Tcgen05Config((128, 256, 64), 2, 2), "256 rows"),
+        (Operands(16), Tcgen05Config((256, 256, 64), 2), "128 rows"),
+        (Operands(8), Tcgen05Config((256, 128, 128), 2, 2), "128 columns for each CTA"),
+        (Operands(16), Tcgen05Config((384, 256, 64), 1, 3), "1 CTA per MMA, or 2"),
         (Operands(8, 32), Tcgen05Config((128, 256, 128), 2), "sums and scales take more than 512"),
     ],
     ids=lambda value: value.name if isinstance(value, Tcgen05Config) else "",

@@ -69,14 +69,18 @@ class Gemm:
         return f'{{"{self.name}", &sim::{function}<{", ".join(arguments)}>}},'
 
 
-WIDE = "128, 256, 64, 2"
-SQUARE = "128, 128, 64, 2"
-WIDE_CODES = "128, 256, 128, 2"
-SQUARE_CODES = "128, 128, 128, 2"
-ALONE = "128, 256, 64, 1"
-WIDE_MX = "128, 256, 128, 1"
-WIDE_NV = "128, 256, 256, 1"
-SQUARE_NV = "128, 128, 256, 2"
+WIDE = "128, 256, 64, 2, 1"
+SQUARE = "128, 128, 64, 2, 1"
+WIDE_CODES = "128, 256, 128, 2, 1"
+SQUARE_CODES = "128, 128, 128, 2, 1"
+ALONE = "128, 256, 64, 1, 1"
+WIDE_MX = "128, 256, 128, 1, 1"
+WIDE_NV = "128, 256, 256, 1, 1"
+SQUARE_NV = "128, 128, 256, 2, 1"
+PAIR = "256, 256, 64, 2, 2"
+PAIR_CODES = "256, 256, 128, 2, 2"
+PAIR_MX = "256, 256, 128, 1, 2"
+PAIR_NV = "256, 256, 256, 1, 2"
 GEMMS = (
     Gemm("fprop", SQUARE),
     Gemm("dgrad", SQUARE),
@@ -110,12 +114,31 @@ GEMMS = (
     Gemm("dgrad", SQUARE_NV, codes="nv"),
     Gemm("wgrad", WIDE_NV, codes="nv"),
     Gemm("wgrad", SQUARE_NV, "fp32", codes="nv"),
+    Gemm("fprop", PAIR),
+    Gemm("dgrad", PAIR),
+    Gemm("wgrad", PAIR),
+    Gemm("wgrad", PAIR, "add"),
+    Gemm("fprop", PAIR, "unary_aux"),
+    Gemm("dgrad", PAIR, "binary"),
+    Gemm("wgrad", PAIR, "fp32", decoded="row_tensor"),
+    Gemm("fprop", PAIR_CODES, "scaled_bias", codes="e4m3 e4m3 row"),
+    Gemm("dgrad", PAIR_CODES, codes="e5m2 e4m3 tensor"),
+    Gemm("wgrad", PAIR_CODES, "add_io", codes="e5m2 e4m3 row"),
+    Gemm("fprop", PAIR_MX, codes="e4m3 e4m3 mx"),
+    Gemm("dgrad", PAIR_MX, codes="e5m2 e4m3 mx"),
+    Gemm("wgrad", PAIR_MX, codes="e5m2 e4m3 mx"),
+    Gemm("wgrad", PAIR_NV, codes="nv"),
 )
 FORWARD, BACKWARD, ALONG = GEMMS[:3]
 ALONG_CODES = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("row"))
+OF_PAIR, OF_PAIR_MX = (
+    next(each for each in GEMMS if each.config == config) for config in (PAIR, PAIR_MX)
+)
 ALONG_MX = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("mx"))
 # Tiles of long groups are added by TMA, of short ones by warps.
 LONG_GROUP = Case("long_group", 1360, 72, 136, (20, 1300, 0, 40))
+# Tiles of 256 rows of which the second CTA has some, all or none.
+HALVES = Case("halves", 700, 280, 264, (256, 0, 129, 128, 187), sm_count=5)
 # Contractions of fewer stages than there are, one after the other, and groups without any.
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))
 
@@ -193,6 +216,38 @@ FAULTS = {
         ALONG_MX.name,
         ", not ",
     ),
+    # The first CTA does not wait for what the second one loads.
+    "peer": Fault(
+        "mainloop/tensor_sums.sm100.cuh",
+        "peer.wait(at.slot, at.phase);",
+        "",
+        OF_PAIR.name,
+        ", not ",
+    ),
+    # The second CTA's rows are the first one's.
+    "half": Fault(
+        "gemm/gemm.sm100.cuh",
+        "tile.row += below > 0 ? T::kTileM : 0;",
+        "",
+        OF_PAIR.name,
+        ", not ",
+    ),
+    # Both CTAs load the same columns of B.
+    "columns": Fault(
+        "load/pair_loader.sm100.cuh",
+        "tile.column + int32_t(rank) * T::kLoadedN",
+        "tile.column",
+        OF_PAIR_MX.name,
+        ", not ",
+    ),
+    # An accumulator is added to when the first CTA has read its half.
+    "read": Fault(
+        "gemm/gemm.sm100.cuh",
+        "sums.init(T::kStoringWarps * T::kCluster);",
+        "sums.init(T::kStoringWarps);",
+        OF_PAIR.name,
+        "deadlock:",
+    ),
     # Both strips of a warp are the first one.
     "strip": Fault(
         "fragment/tensor_memory.sm100.cuh",
@@ -217,7 +272,7 @@ def cache(pytestconfig: pytest.Config) -> Path:
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
-    return (*CASES, SHORT, *([LONG_GROUP] if gemm.store in ("add", "add_io") else []))
+    return (*CASES, SHORT, HALVES, *([LONG_GROUP] if gemm.store in ("add", "add_io") else []))
 
 
 @pytest.mark.parametrize("gemm", GEMMS, ids=lambda gemm: gemm.name)
@@ -231,7 +286,10 @@ def test_gemms(gemm: Gemm, cache: Path) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_noticed(name: str, cache: Path) -> None:
     fault = FAULTS[name]
-    entries = [gemm.entry() for gemm in (FORWARD, BACKWARD, ALONG, ALONG_CODES, ALONG_MX)]
+    entries = [
+        gemm.entry()
+        for gemm in (FORWARD, BACKWARD, ALONG, ALONG_CODES, ALONG_MX, OF_PAIR, OF_PAIR_MX)
+    ]
     broken = break_headers(headers(), [fault])
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, broken)
     fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)

@@ -21,16 +21,17 @@ static constexpr StageMajor ours(Major major) { return major == Major::K ? Stage
 
 // ---- instruction descriptors
 
-template <class OurA, class OurB, class A, class B, Kind kind, int N, Major a, Major b>
+template <class OurA, class OurB, class A, class B, Kind kind, int N, Major a, Major b, int M = 128>
 static bool plain() {
-  return fusegen::instruction_descriptor<kind, OurA, OurB>(128, N, ours(a), ours(b)) ==
-         cute::UMMA::make_instr_desc<A, B, float, 128, N, a, b>().desc_;
+  return fusegen::instruction_descriptor<kind, OurA, OurB>(M, N, ours(a), ours(b)) ==
+         cute::UMMA::make_instr_desc<A, B, float, M, N, a, b>().desc_;
 }
 template <class OurA, class OurB, class A, class B, Kind kind>
 static bool plain_everywhere() {
   return plain<OurA, OurB, A, B, kind, 128, Major::K, Major::K>() &&
          plain<OurA, OurB, A, B, kind, 256, Major::K, Major::MN>() &&
-         plain<OurA, OurB, A, B, kind, 256, Major::MN, Major::MN>();
+         plain<OurA, OurB, A, B, kind, 256, Major::MN, Major::MN>() &&
+         plain<OurA, OurB, A, B, kind, 256, Major::MN, Major::MN, 256>();
 }
 using E4m3 = __nv_fp8_e4m3;
 using E5m2 = __nv_fp8_e5m2;
@@ -40,10 +41,10 @@ using cutlass::float_e4m3_t;
 using cutlass::float_e5m2_t;
 
 template <class OurA, class OurB, class A, class B, class Scale, Kind kind, int N, Major a = Major::K,
-          Major b = Major::K>
+          Major b = Major::K, int M = 128>
 static bool scaled() {
-  const auto theirs = cute::UMMA::make_instr_desc_block_scaled<A, B, float, Scale, 128, N, a, b>();
-  return fusegen::instruction_descriptor<kind, OurA, OurB>(128, N, ours(a), ours(b)) == theirs.desc_;
+  const auto theirs = cute::UMMA::make_instr_desc_block_scaled<A, B, float, Scale, M, N, a, b>();
+  return fusegen::instruction_descriptor<kind, OurA, OurB>(M, N, ours(a), ours(b)) == theirs.desc_;
 }
 using cutlass::float_ue4m3_t;
 using cutlass::float_ue8m0_t;
@@ -154,6 +155,8 @@ int main() {
   CHECK((scaled<E5m2, E4m3, float_e5m2_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 256>()));
   CHECK((scaled<E5m2, E4m3, float_e5m2_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 128, Major::K, Major::MN>()));
   CHECK((scaled<E4m3, E4m3, float_e4m3_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 256, Major::MN, Major::MN>()));
+  CHECK((scaled<E4m3, E4m3, float_e4m3_t, float_e4m3_t, float_ue8m0_t, Kind::mxf8f6f4, 256, Major::MN, Major::MN, 256>()));
+  CHECK((scaled<E2m1, E2m1, float_e2m1_t, float_e2m1_t, float_ue4m3_t, Kind::mxf4nvf4, 256, Major::K, Major::K, 256>()));
   CHECK((scaled<E2m1, E2m1, float_e2m1_t, float_e2m1_t, float_ue4m3_t, Kind::mxf4nvf4, 128>()));
   CHECK((scaled<E2m1, E2m1, float_e2m1_t, float_e2m1_t, float_ue4m3_t, Kind::mxf4nvf4, 256>()));
   CHECK((tile_lies_alike<cutlass::bfloat16_t, Major::K, 128, 64>()));

@@ -48,7 +48,12 @@ inline size_t __cvta_generic_to_shared(const void* pointer) {
 inline void* __cvta_shared_to_generic(size_t address) {
   return sim::shared_pointer(uint32_t(address), 1);
 }
-inline void __threadfence_block() {}
+inline void __threadfence() {}
+// The place in the shared memory of CTA `rank` that lies where `own` does in this one.
+inline void* __cluster_map_shared_rank(const void* own, unsigned rank) {
+  if (int(rank) >= sim::cluster.ctas) sim::fail("shared memory of a CTA that does not exist");
+  return sim::cluster.memory[rank] + sim::offset_of(own);
+}
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from fusegen.spec.points import point_of
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ARCH = "sm_90a_tcgen05"
@@ -27,6 +29,8 @@ MODULES = ("linear", "grouped_linear", "grouped_mlp", "linear_activation_silu", 
 RECIPES = ROOT / "tests" / "numerics" / "specs"
 DECODED = "fp8_free_1x64"
 """One that no instruction reads, in a folder of specs, beside all that are shipped."""
+_LEAST_COLUMNS = (256, 128)
+"""Of results that the first and the second configuration of a kind are for."""
 OPTION = "add_to_main_grad"
 """Of one module, beside that without."""
 
@@ -38,9 +42,7 @@ def twin_of(arch: Mapping[str, Any]) -> dict[str, Any]:
         arch: spec of ``sm_100a``, as its YAML has it.
     """
     kernels = {
-        name: {**family, "template": f"{family.get('template', name)}_twin"}
-        if "tcgen05" in name
-        else family
+        name: _in_software(name, family) if "tcgen05" in name else family
         for name, family in arch["kernels"].items()
     }
     changed = {
@@ -50,6 +52,22 @@ def twin_of(arch: Mapping[str, Any]) -> dict[str, Any]:
         "kernels": kernels,
     }
     return {**arch, **changed}
+
+
+def _in_software(name: str, family: Mapping[str, Any]) -> dict[str, Any]:
+    """A family of the twin, whose every configuration is met by shapes that are small enough."""
+    kinds = {}
+    for kind, spec in family["kinds"].items():
+        names = [point_of(point).name for point in spec["points"]]
+        kinds[kind] = {**spec, "select": _by_columns(names)}
+    return {**family, "template": f"{family.get('template', name)}_twin", "kinds": kinds}
+
+
+def _by_columns(points: Sequence[str]) -> list[dict[str, Any]]:
+    """Rules by which the first ones have the widest results, and the last one has the rest."""
+    *wider, last = points
+    least = zip(wider, _LEAST_COLUMNS, strict=True)
+    return [{"when": {"columns": {"ge": n}}, "use": p} for p, n in least] + [{"use": last}]
 
 
 def write_spec(folder: Path) -> None:

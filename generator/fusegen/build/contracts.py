@@ -114,7 +114,7 @@ def promises(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:
 
 def _promise(unit: KernelUnit, kernels: KernelSet, arch: ArchSpec) -> Promise:
     family, stated = known_family(unit.template), dict(unit.constants)
-    contract = family.contract(unit.variant) if family else ANY
+    contract = family.contract(unit.variant, unit.point) if family else ANY
     configured = SHARED_BYTES in stated
     of_device = _cta_memory(unit, kernels, arch)
     return Promise(

@@ -24,7 +24,7 @@ class Contract:
 
     Attributes:
         of: pattern that is found in the words of a variant; the first contract of a family whose
-            pattern is found is the unit's.
+            patterns are found is the unit's.
         registers: of a thread, at most; None for what the unit's threads and CTAs leave to one.
         shared_memory: bytes of a CTA, at most, static ones and those of its launch; of
             configurations it is what the unit states.
@@ -34,6 +34,7 @@ class Contract:
         without: patterns that no instruction matches.
         cpu_seconds: of the compiler, at most, however loaded the machine is.
         gibibytes: of the compiler's largest process, at most.
+        point: pattern that is found in the name of a configuration.
     """
 
     of: str = ""
@@ -44,6 +45,7 @@ class Contract:
     without: tuple[str, ...] = ()
     cpu_seconds: float = 60
     gibibytes: float = 1
+    point: str = ""
 
     @property
     def reads_code(self) -> bool:
@@ -55,9 +57,10 @@ class Contract:
         found = (matching(pattern, code) for pattern in self.opcodes)
         return tuple(each[0] for each in found if each)
 
-    def covers(self, variant: Variant | None) -> bool:
+    def covers(self, variant: Variant | None, point: str) -> bool:
         """Whether it is of such units."""
-        return re.search(self.of, str(variant or "")) is not None
+        found = re.search(self.of, str(variant or "")), re.search(self.point, point)
+        return None not in found
 
 
 def matching(pattern: str, code: Collection[str]) -> list[str]:
@@ -69,6 +72,8 @@ ANY = Contract()
 """Of units of which nothing else is known."""
 
 
-def contract_of(contracts: tuple[Contract, ...], variant: Variant | None) -> Contract:
+def contract_of(
+    contracts: tuple[Contract, ...], variant: Variant | None, point: str = ""
+) -> Contract:
     """The first that is of such units."""
-    return next((each for each in contracts if each.covers(variant)), ANY)
+    return next((each for each in contracts if each.covers(variant, point)), ANY)

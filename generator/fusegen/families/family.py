@@ -320,9 +320,9 @@ class Family:
         store = variant or Variant((DType.IO,), (), ())
         return (*stated.items(), *self.configured.constants(config, kind, store, limits))
 
-    def contract(self, variant: Variant | None) -> Contract:
-        """What a compiled unit of a variant has to be."""
-        return contract_of(self.contracts, variant)
+    def contract(self, variant: Variant | None, point: str = "") -> Contract:
+        """What a compiled unit of a variant, and of a configuration by name, has to be."""
+        return contract_of(self.contracts, variant, point)
 
     def cannot_run_on(self, arch: str, capability: tuple[int, int]) -> str:
         """Why an architecture has not the instructions; empty where it has them."""

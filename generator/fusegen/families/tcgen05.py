@@ -1,7 +1,8 @@
 """GEMMs with sums in tensor memory: what ``gemm/config.sm100.cuh`` computes and refuses, again.
 
 One warp loads tiles of both operands into a ring of stages, one asks the tensor core for MMAs, and
-four store one accumulator while the other one is added to.
+four store one accumulator while the other one is added to.  A pair of CTAs, on two SMs, may share
+an MMA: each has half of the tile's rows and loads half of the columns of the second operand.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 ARCH = "sm_100a"
 
 _SWIZZLE_BYTES = 128  # `kSwizzleBytes` of mainloop/umma.sm100.cuh
-_ROWS = 128  # lanes of tensor memory
+_ROWS = 128  # lanes of tensor memory, of each CTA
 _COLUMNS = (128, 256)
+_LEAST_LOADED = 128  # columns of B that a CTA loads
 _TENSOR_COLUMNS = (128, 256, 512)  # that can be allocated
 _ATOM_COLUMNS = 4  # `kAtomColumns`: of tensor memory
 _THREADS = 256
@@ -33,7 +35,7 @@ _CHUNK_BYTES = 2048  # `kChunkBytes`
 _CONTROL_BYTES = 2048  # `kControlBytes`
 _LOADS = (Store.ADD, Store.ADD_IO, Store.BINARY)  # `loads` of gemm/gemm.h
 _LEAST_STAGES = 3
-_NAME = re.compile(r"umma_(\d+)x(\d+)x(\d+)_(\d+)")
+_NAME = re.compile(r"umma_(\d+)x(\d+)x(\d+)_(\d+)(?:_(\d+))?")
 
 
 @validated(frozen=True, slots=True, config=STRICT)
@@ -43,15 +45,18 @@ class Tcgen05Config:
     Attributes:
         tile: M, N and K of the result tile that a step computes, K in elements.
         sums: accumulators in tensor memory.
+        ctas_per_mma: 2 for a pair of CTAs that make a tile together.
     """
 
     tile: tuple[Positive, Positive, Positive]
     sums: Positive
+    ctas_per_mma: Positive = 1
 
     @property
     def name(self) -> str:
-        """``umma_128x256x64_2``: everything the configuration says."""
-        return f"umma_{'x'.join(map(str, self.tile))}_{self.sums}"
+        """``umma_128x256x64_2``, ``umma_256x256x64_2_2``: everything the configuration says."""
+        pair = f"_{self.ctas_per_mma}" if self.ctas_per_mma > 1 else ""
+        return f"umma_{'x'.join(map(str, self.tile))}_{self.sums}{pair}"
 
     @classmethod
     def parse(cls, name: str) -> Tcgen05Config:
@@ -63,17 +68,23 @@ class Tcgen05Config:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"point {name!r}: expected one like umma_128x256x64_2")
-        m, n, k, sums = map(int, match.groups())
-        return cls((m, n, k), sums)
+        m, n, k, sums = (int(number) for number in match.groups()[:4])
+        return cls((m, n, k), sums, int(match[5] or 1))
 
     @property
     def work(self) -> Work:
-        """A tile of each CTA; a CTA has an SM."""
-        return Work(*self.tile[:2], sms=1, clusters=1)
+        """A tile of each CTA or pair; a CTA has an SM."""
+        return Work(*self.tile[:2], sms=self.ctas_per_mma, clusters=1)
+
+    @property
+    def of_cta(self) -> tuple[int, int]:
+        """Rows of A and columns of B that a CTA loads; at least one of each, whatever is stated."""
+        rows, columns, _ = self.tile
+        return max(1, rows // self.ctas_per_mma), max(1, columns // self.ctas_per_mma)
 
     def cpp(self, limits: Mapping[str, int]) -> str:
         """Arguments of ``Tcgen05Config``, on an architecture of these limits."""
-        numbers = ", ".join(map(str, (*self.tile, self.sums)))
+        numbers = ", ".join(map(str, (*self.tile, self.sums, self.ctas_per_mma)))
         bounds = ", ".join(str(limits[name]) for name in (SHARED_MEMORY, REGISTERS))
         return f"{numbers}, fusegen::Limits<{bounds}>"
 
@@ -100,8 +111,8 @@ class Operands:
         self, config: Tcgen05Config, store: Store, limits: Mapping[str, int]
     ) -> tuple[int, int, int]:
         """Stages of operands, buffers of results per warp that stores, and bytes of all."""
-        rows, columns, k = config.tile
-        stage = (rows + columns) * k * self.element_bits // 8
+        columns, k = config.tile[1:]
+        stage = sum(config.of_cta) * k * self.element_bits // 8
         scales = self._atoms(config) * ATOM_ROWS * ATOM_BLOCKS
         buffer = _STORING_WARPS * _CHUNK_BYTES
         left = limits[SHARED_MEMORY] - _CONTROL_BYTES
@@ -112,8 +123,9 @@ class Operands:
         return stages, buffers, tiles + buffers * buffer + _CONTROL_BYTES
 
     def _atoms(self, config: Tcgen05Config) -> int:
-        """Of scales of both operands, that come with a stage."""
-        rows, columns, k = config.tile
+        """Of scales of a CTA's rows and of all columns, that come with a stage."""
+        columns, k = config.tile[1:]
+        rows = config.of_cta[0]
         if not self.scale_block:
             return 0
         return k // (ATOM_BLOCKS * self.scale_block) * (rows + columns) // ATOM_ROWS
@@ -131,6 +143,7 @@ class Operands:
         allocated = next((each for each in _TENSOR_COLUMNS if each >= needed), needed)
         common = (
             *zip(("tile_m", "tile_n", "tile_k"), config.tile, strict=True),
+            ("ctas_per_mma", config.ctas_per_mma),
             ("sums", config.sums),
             ("element_bits", self.element_bits),
             ("stages", stages),
@@ -153,10 +166,15 @@ class Operands:
         if k * self.element_bits != 8 * _SWIZZLE_BYTES:
             elements = 8 * _SWIZZLE_BYTES // self.element_bits
             yield f"expected {elements} elements along K, {_SWIZZLE_BYTES} bytes"
-        if rows != _ROWS:
-            yield f"expected {_ROWS} rows, one for each lane of tensor memory"
+        ctas = config.ctas_per_mma
+        if ctas not in (1, 2):
+            yield "expected 1 CTA per MMA, or 2"
+        if rows != ctas * _ROWS:
+            yield f"expected {ctas * _ROWS} rows, one for each lane of a CTA's tensor memory"
         if columns not in _COLUMNS:
             yield f"expected {' or '.join(map(str, _COLUMNS))} columns"
+        elif columns < ctas * _LEAST_LOADED:
+            yield f"expected {_LEAST_LOADED} columns for each CTA to load, at least"
         if config.sums not in (1, 2):
             yield "expected 1 or 2 sums"
         elif self.tensor_columns(config) > _TENSOR_COLUMNS[-1]:
@@ -167,6 +185,10 @@ class Operands:
             yield f"shared memory holds {stages} stages, expected {_LEAST_STAGES} at least"
 
 
+_ADDS = r"(^|_)add(_io)?$"
+"""Variants whose results are added to."""
+
+
 def contracts_of(multiply: str, *more: str) -> tuple[Contract, ...]:
     """Of families that multiply by one instruction in tensor memory, and load and store by TMA.
 
@@ -174,10 +196,19 @@ def contracts_of(multiply: str, *more: str) -> tuple[Contract, ...]:
         multiply: the instruction.
         more: others that each kernel has.
     """
-    opcodes = (multiply, "LDTM", "UTMALDG", "UTMASTG", *more)
     every = ("UTCHMMA", "UTCQMMA", "UTCOMMA", "HGMMA", "QGMMA", "HMMA", "QMMA", "OMMA")
-    without = tuple(each for each in every if each != multiply)
-    return (
-        Contract(r"(^|_)add(_io)?$", opcodes=(*opcodes, "UTMAREDG"), without=without),
-        Contract(opcodes=opcodes, without=(*without, "UTMAREDG")),
+    others = tuple(each for each in every if each != multiply)
+    common = ("LDTM", "UTMALDG", "UTMASTG", *more)
+    of_pair = r".*\.2CTA"
+    ways = (
+        (r"_\d+_2$", (f"{multiply}{of_pair}", *common), others),
+        ("", (multiply, *common), (*others, f"{multiply}{of_pair}")),
+    )
+    return tuple(
+        each
+        for point, opcodes, without in ways
+        for each in (
+            Contract(_ADDS, opcodes=(*opcodes, "UTMAREDG"), without=without, point=point),
+            Contract(opcodes=opcodes, without=(*without, "UTMAREDG"), point=point),
+        )
     )

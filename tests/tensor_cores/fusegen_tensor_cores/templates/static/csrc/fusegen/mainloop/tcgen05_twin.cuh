@@ -24,12 +24,14 @@ inline constexpr uint32_t kLanes = 128, kColumns = 512;
 // Inline, so that units share what the host has in its place: 2 GiB are all that a library may have.
 inline __device__ float memory[kMostCtas][kLanes][kColumns];
 
-// Of an address: the upper half is a lane, the lower one a column.
-__device__ inline float& sum_at(uint32_t address) {
-  return memory[blockIdx.x][address >> 16][address & 0xffff];
+// Of an address: the upper half is a lane, the lower one a column; of the CTA `rank` of a pair.
+template <int Ctas>
+__device__ float& sum_at(uint32_t address, uint32_t rank = 0) {
+  const uint32_t cta = Ctas == 1 ? blockIdx.x : blockIdx.x / Ctas * Ctas + rank;
+  return memory[cta][address >> 16][address & 0xffff];
 }
 
-template <int Columns>
+template <int Columns, int Ctas>
 __device__ void allocate(uint32_t* to) {
   static_assert(Columns >= 32 && Columns <= int(kColumns) && (Columns & (Columns - 1)) == 0);
 #ifdef __CUDA_ARCH__
@@ -37,28 +39,37 @@ __device__ void allocate(uint32_t* to) {
 #endif
   *to = 0;
 }
-template <int Columns>
+template <int Columns, int Ctas>
 __device__ void deallocate(uint32_t) {}
 
-__device__ inline void fence_before_sync() { __threadfence_block(); }
-__device__ inline void fence_after_sync() { __threadfence_block(); }
+// A pair's memory is written by one CTA and read by two, which no fence of a block would order.
+__device__ inline void fence_before_sync() { __threadfence(); }
+__device__ inline void fence_after_sync() { __threadfence(); }
 
 constexpr int bits_of(Kind kind) {
   return kind == Kind::f16 ? 16 : kind == Kind::mxf4nvf4 ? 4 : 8;
 }
 
-__device__ inline const uint8_t* in_shared_memory(uint32_t address) {
-  return static_cast<const uint8_t*>(__cvta_shared_to_generic(address));
+// Of the CTA `rank` of a pair; a descriptor's address is the same in both.
+template <int Ctas>
+__device__ const uint8_t* in_shared_memory(uint32_t address, uint32_t rank) {
+  const void* const own = __cvta_shared_to_generic(address);
+  if constexpr (Ctas == 1) {
+    return static_cast<const uint8_t*>(own);
+  } else {
+    return static_cast<const uint8_t*>(__cluster_map_shared_rank(own, rank));
+  }
 }
 
-// One operand of an MMA, from its descriptor.
-template <Kind kind>
+// One operand of an MMA, from its descriptor; of a pair the part of it that one CTA has.
+template <Kind kind, int Ctas>
 struct Matrix {
   static constexpr int kBits = bits_of(kind), kWidth = 1024 / kBits;
 
   uint32_t start, leading, stride;  // bytes
   bool mn_major;
   uint32_t format;  // as instruction descriptors count them
+  uint32_t rank = 0;
 
   __device__ Matrix(uint64_t descriptor, bool mn_major, uint32_t format)
       : start(field(descriptor, 0)),
@@ -77,7 +88,7 @@ struct Matrix {
                                            row % kWidth * kBits / 8
                                      : row / 8 * stride + row % 8 * 128 + k * kBits / 8;
     const uint32_t address = start + offset;
-    return decode(in_shared_memory(address ^ (address >> 7 & 7) << 4), k);
+    return decode(in_shared_memory<Ctas>(address ^ (address >> 7 & 7) << 4, rank), k);
   }
 
  private:
@@ -104,19 +115,20 @@ struct Matrix {
   }
 };
 
-// The scales of one operand, four bytes of each row.
-template <Kind kind>
+// The scales of one operand, four bytes of each row, in the tensor memory of a CTA.
+template <Kind kind, int Ctas>
 struct ScaleWords {
   uint32_t address, byte;
 
-  __device__ float at(int row, int k) const {
+  __device__ float at(int row, int k, uint32_t rank) const {
     if constexpr (kind == Kind::mxf8f6f4 || kind == Kind::mxf4nvf4) {
-      const uint32_t word = __float_as_uint(sum_at(address + (uint32_t(row % 32) << 16) + row / 32));
+      const uint32_t place = address + (uint32_t(row % 32) << 16) + row / 32;
+      const uint32_t word = __float_as_uint(sum_at<Ctas>(place, rank));
       if constexpr (kind == Kind::mxf8f6f4) {
         const uint32_t exponent = word >> byte * 8 & 255;
         return __uint_as_float(exponent == 0 ? 1u << 22 : exponent << 23);
       } else {
-        return Matrix<kind>::decode_fp8(uint8_t(word >> k / 16 * 8), __NV_E4M3);
+        return Matrix<kind, Ctas>::decode_fp8(uint8_t(word >> k / 16 * 8), __NV_E4M3);
       }
     } else {
       return 1.f;
@@ -124,23 +136,29 @@ struct ScaleWords {
   }
 };
 
-template <Kind kind>
+// Rows follow each other from CTA to CTA of a pair, and so do the columns of B.
+template <Kind kind, int Ctas>
 __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool add,
                          uint32_t scale_a = 0, uint32_t scale_b = 0) {
   constexpr int kDepth = 256 / bits_of(kind);
-  const Matrix<kind> of_a(a, instruction >> 15 & 1, instruction >> 7 & 7);
-  const Matrix<kind> of_b(b, instruction >> 16 & 1, instruction >> 10 & 7);
-  const ScaleWords<kind> scales_a{scale_a, instruction >> 29 & 3};
-  const ScaleWords<kind> scales_b{scale_b, instruction >> 4 & 3};
+  Matrix<kind, Ctas> of_a(a, instruction >> 15 & 1, instruction >> 7 & 7);
+  Matrix<kind, Ctas> of_b(b, instruction >> 16 & 1, instruction >> 10 & 7);
+  const ScaleWords<kind, Ctas> scales_a{scale_a, instruction >> 29 & 3};
+  const ScaleWords<kind, Ctas> scales_b{scale_b, instruction >> 4 & 3};
   const int columns = int(instruction >> 17 & 63) * 8, rows = int(instruction >> 24 & 31) * 16;
-  for (int row = int(threadIdx.x % 32); row < rows; row += 32) {
+  const int own_rows = rows / Ctas, own_columns = columns / Ctas;
+  for (int every = int(threadIdx.x % 32); every < rows; every += 32) {
+    const int row = every % own_rows;
+    const uint32_t rank = uint32_t(every / own_rows);
+    of_a.rank = rank;
     float left[kDepth];
-    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k);
+    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k, rank);
     for (int column = 0; column < columns; ++column) {
-      float& to = sum_at(d + (uint32_t(row) << 16) + column);
+      of_b.rank = uint32_t(column / own_columns);
+      float& to = sum_at<Ctas>(d + (uint32_t(row) << 16) + column, rank);
       float sum = add ? to : 0.f;
       for (int k = 0; k < kDepth; ++k) {
-        sum += left[k] * (of_b.at(column, k) * scales_b.at(column, k));
+        sum += left[k] * (of_b.at(column % own_columns, k) * scales_b.at(column, k, rank));
       }
       to = sum;
     }
@@ -148,26 +166,36 @@ __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instructio
   __syncwarp();
 }
 
-// 32 rows of 16 bytes, 8 rows as far apart as the stride offset says, into 4 columns of each 32 lanes.
-__device__ inline void copy_atom(uint32_t to, uint64_t from) {
+// 32 rows of 16 bytes, 8 rows as far apart as the stride offset says, into 4 columns of each 32 lanes;
+// of a pair each CTA's own into its own.
+template <int Ctas>
+__device__ void copy_atom(uint32_t to, uint64_t from) {
+  using Fields = Matrix<Kind::f8f6f4, Ctas>;
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t start = Matrix<Kind::f8f6f4>::field(from, 0);
-  const uint32_t stride = Matrix<Kind::f8f6f4>::field(from, 32);
-  const uint8_t* const row = in_shared_memory(start + lane / 8 * stride + lane % 8 * 16);
-  for (uint32_t i = 0; i < 4; ++i) {
-    float word;
-    memcpy(&word, row + 4 * i, sizeof word);
-    for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-      sum_at(to + ((quarter * 32 + lane) << 16) + i) = word;
+  const uint32_t start = Fields::field(from, 0), stride = Fields::field(from, 32);
+  for (uint32_t rank = 0; rank < Ctas; ++rank) {
+    const uint8_t* const row =
+        in_shared_memory<Ctas>(start + lane / 8 * stride + lane % 8 * 16, rank);
+    for (uint32_t i = 0; i < 4; ++i) {
+      float word;
+      memcpy(&word, row + 4 * i, sizeof word);
+      for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+        sum_at<Ctas>(to + ((quarter * 32 + lane) << 16) + i, rank) = word;
+      }
     }
   }
   __syncwarp();
 }
 
-__device__ inline void commit(const Barrier& barrier) {
-  __threadfence_block();
+template <int Ctas>
+__device__ void commit(const Barrier& barrier) {
+  __threadfence();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier.arrive();
+  if constexpr (Ctas == 1) {
+    if (threadIdx.x % 32 == 0) barrier.arrive();
+  } else {
+    if (threadIdx.x % 32 < Ctas) barrier.arrive(threadIdx.x % 32);
+  }
 }
 
 // A lane has two neighbours of every 8 columns in row lane / 4, and two in that row + 8.
@@ -176,7 +204,7 @@ __device__ void load_strip(float (&to)[Count], uint32_t from) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < Count; ++i) {
     const uint32_t row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[i] = sum_at(from + (row << 16) + column);
+    to[i] = memory[blockIdx.x][(from >> 16) + row][(from & 0xffff) + column];
   }
 }
 
