@@ -33,6 +33,7 @@ TITLES = {
     "residual_norms": "Norms of a sum with a residual",
     "norm_quantize": "Norms that quantise",
     "dropout": "Dropout",
+    "router": "Routers",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
@@ -89,6 +90,11 @@ NOTES = {
     "dropout": (
         "Rows x width in bf16. *Of the ceiling*: the time of a device copy of the same bytes in "
         "the same rounds, over ours; the mask has a bit for an element."
+    ),
+    "router": (
+        "Tokens x width x experts in bf16, logits and both losses included; eight experts of each "
+        "token. *Of the ceiling*: the time of a device copy of the same bytes in the same rounds, "
+        "over ours; logits count twice. torch's logits have 16 bits."
     ),
     "softmax": (
         "*Of the ceiling*: the time of a device copy of the same bytes in the same rounds, over "

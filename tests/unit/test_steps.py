@@ -44,6 +44,7 @@ REFERENCE = {
     "norms": "_norms.py",
     "quantized": "_quantize.py",
     "rotary": "_rotary.py",
+    "router": "_router.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
     "steps": "_steps.py",
