@@ -49,6 +49,7 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
+IN_ROUTERS = ("main_grad", "delay_wgrad", "ranges")
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -103,6 +104,17 @@ INHERITED = {
     "rms_norm_linear": IN_MLPS,
     "rotary": ("ranges",),
     "rotary_qkv": ("ranges",),
+    "router": IN_ROUTERS,
+    "router_deepseek_v2": IN_ROUTERS,
+    "router_deepseek_v3": IN_ROUTERS,
+    "router_deepseek_v4": IN_ROUTERS,
+    "router_ernie": IN_ROUTERS,
+    "router_gpt_oss": IN_ROUTERS,
+    "router_llama4": IN_ROUTERS,
+    "router_longcat": IN_ROUTERS,
+    "router_mixtral": IN_ROUTERS,
+    "router_olmoe": IN_ROUTERS,
+    "router_sigmoid": IN_ROUTERS,
     "scaled_clamped_qgeglu": IN_GATED,
     "scaled_situglu": IN_GATED,
     "scaled_srelu": ("ranges",),
