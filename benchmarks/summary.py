@@ -35,6 +35,7 @@ TITLES = {
     "norm_quantize": "Norms that quantise",
     "dropout": "Dropout",
     "moe_ops": "Around experts",
+    "router": "Routers",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
@@ -100,6 +101,11 @@ NOTES = {
         "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "
         "saw them; and whole calls that move rows there and back. *Of the ceiling*: the time of a "
         "device copy of the same bytes in the same rounds, over ours."
+    ),
+    "router": (
+        "Tokens x width x experts in bf16, logits and both losses included; eight experts of each "
+        "token. *Of the ceiling*: the time of a device copy of the same bytes in the same rounds, "
+        "over ours; logits count twice. torch's logits have 16 bits."
     ),
     "softmax": (
         "*Of the ceiling*: the time of a device copy of the same bytes in the same rounds, over "

@@ -66,6 +66,8 @@ def test_another_result_is_not_timed(benchmarks: bench.Benchmarks) -> None:
     [
         ("dropout", "dropout", "dropout forward 64 x 256"),
         ("dropout", "dropout", "dropout backward 64 x 256"),
+        ("router", "router", "router forward 64 x 64 x 16"),
+        ("router", "router", "router backward 64 x 64 x 16"),
         ("norm_quantize", "norm_quantize", "norm_quantize fp8_delayed 128 x 256"),
         ("norm_quantize", "norm_quantize", "norm_quantize fp8_block 128 x 256"),
     ],

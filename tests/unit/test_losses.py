@@ -120,8 +120,8 @@ def test_rows_of_other_lengths_are_refused() -> None:
 
 GROUPED = """\
 edition: 2
-module: router
-class: Router
+module: mixed
+class: Mixed
 summary: Experts and a softmax of what they give
 dims: {T: tokens, E: num_groups, H: hidden, F: wide}
 inputs:
@@ -136,7 +136,7 @@ chain:
 def test_a_softmax_behind_groups_is_refused(tmp_path: Path) -> None:
     """Of the zeros past them it would give 1 / D."""
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "router.yaml").write_text(GROUPED, encoding="utf-8")
+    (tmp_path / "modules" / "mixed.yaml").write_text(GROUPED, encoding="utf-8")
     specs = load([builtin_specs(), tmp_path])
     with pytest.raises(NotPossible, match=r"'probs': rows past split_sizes are to be zero in y"):
-        resolve_module(specs, Cell("router", "bf16"), "cpu")
+        resolve_module(specs, Cell("mixed", "bf16"), "cpu")

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from fusegen.checks.load import load
+from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain
 from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell
@@ -75,3 +76,13 @@ def test_explain_says_what_a_token_holds(recipe: str) -> None:
     assert "  2 H + 12 K + 4 K F bytes for each token, 12 K + 4 K F of the forward's, none" in lines
     lines = "\n".join(explain(plan("grouped_mlp", "bf16")))
     assert "  2 H + 4 + 6 F bytes for each token, 6 F of the forward's, none for" in lines
+
+
+def test_launchers_have_a_function_of_the_least_of_two_sizes() -> None:
+    """How many parts a plan has is one; chains without such sizes include nothing for it."""
+    arch = SPECS.archs["sm_90a"]
+    layer = launcher_context(plan("moe_layer", "bf16"), arch, "namespace")
+    assert "fusegen/host/chunks.h" in layer.headers
+    assert any("min(ceildiv(T * K, 2048), 256)" in line for line in layer.programs[0].workspace)
+    experts = launcher_context(plan("grouped_mlp", "bf16"), arch, "namespace")
+    assert "fusegen/host/chunks.h" not in experts.headers

@@ -52,6 +52,7 @@ IN_EXPERTS = (
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
 IN_NORMED = tuple(name for name in IN_MLPS if name != "backward_calls")
+IN_ROUTERS = ("main_grad", "delay_wgrad", "ranges")
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
@@ -96,6 +97,7 @@ INHERITED = {
     "moe_layer_situglu": ("glu_interleave", *IN_LAYERS),
     "moe_layer_srelu": IN_LAYERS,
     "moe_layer_tanh_srelu": IN_LAYERS,
+    "moe_permute": ("ranges",),
     "norm_mlp": IN_MLPS,
     "norm_mlp_srelu": IN_MLPS,
     "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),
@@ -114,6 +116,18 @@ INHERITED = {
     "rms_norm_linear": IN_NORMED,
     "rotary": ("ranges",),
     "rotary_qkv": ("ranges",),
+    "routed_moe_layer": ("glu_interleave", *IN_LAYERS),
+    "router": IN_ROUTERS,
+    "router_deepseek_v2": IN_ROUTERS,
+    "router_deepseek_v3": IN_ROUTERS,
+    "router_deepseek_v4": IN_ROUTERS,
+    "router_ernie": IN_ROUTERS,
+    "router_gpt_oss": IN_ROUTERS,
+    "router_llama4": IN_ROUTERS,
+    "router_longcat": IN_ROUTERS,
+    "router_mixtral": IN_ROUTERS,
+    "router_olmoe": IN_ROUTERS,
+    "router_sigmoid": IN_ROUTERS,
     "scaled_clamped_qgeglu": IN_GATED,
     "scaled_situglu": IN_GATED,
     "scaled_srelu": ("ranges",),

@@ -44,6 +44,7 @@ REFERENCE = {
     "norms": "_norms.py",
     "quantized": "_quantize.py",
     "rotary": "_rotary.py",
+    "router": "_router.py",
     "routing": "_routing.py",
     "softmax": "_softmax.py",
     "statistics": "_statistics.py",
@@ -301,7 +302,7 @@ def launches() -> dict[str, Launch]:
 
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
-    assert len(launches()) == 30
+    assert len(launches()) == 32
     for launch in launches().values():
         own = members(launch.arguments)
         if launch.base:
