@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:36ea4a4b958d6bab
+# checksum sha256:80b861dedb407503
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "a3b8aa28e8899a8fca5320e9e20f3cd08a332b2a8eb11fc6fe9685f10777f668"
+DIGEST = "a20d852f19a208f4f680624b71676925d85b65824bc913e510889ecb9f4168f6"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

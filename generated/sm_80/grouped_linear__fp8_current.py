@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6f17faeab920560a
+# checksum sha256:9d9df7e37c914cd7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "0a1fd9cba75c47d15e00047f40a3d499140e413ec77eb7318f2008b450be46b7"
+DIGEST = "5b6f4bc0f709a9d5148f73452305280d1525201416d602f47116bd63dd7af527"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d5d4e5685432decf
+# checksum sha256:a8c354bacd522e62
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "7c9f58fa60365c84235ee17ddaef107229c928163397b252cf4afe78080a9b2c"
+DIGEST = "c68893237670efe0d64190938718e91258b06957ea7c5a4fd609ba168b522e41"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:adc66194c63b65f4
+# checksum sha256:afd07365fa1ac2a0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "abcc36caa2f89a87af68ba90c428682e11c648afb3102196e92653d070d9941e"
+DIGEST = "5467a1f22ea48ddab3f1767a330eeba86f04f102354437a5b17695a98092d681"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c2661ab8eb7eefd5
+# checksum sha256:956764200a07cc94
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "700267b28a7840e608c7a43455a0191df10745fa1b1cf913644f2e09d9ce9be2"
+DIGEST = "f5280ca3b3a843d05a105f9e4da4440902b0c8fd515db75b9550acbe49e4c4a4"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

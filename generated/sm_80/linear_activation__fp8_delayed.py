@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:763a641f22dde670
+# checksum sha256:d2102ab097c35e9d
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "d95a8837f2886ed911bd045b694763091c6f5da363dd13299993f9fc83845e82"
+DIGEST = "7198ba7c4ef26de1dde0c2269eff653daa0eff5f8b2e0129ea79c2bc401ebf2c"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:78542b466c85432d
+# checksum sha256:e44f4bb75724cb30
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "a7fbc90de39ab569c1eb771213cd10a9d0d4f32274264f202882803893a3d0ea"
+DIGEST = "df45fa0e03dcf1f0c7a25ea3fe79db09d681fe93f3171b7f25f2bdbb463d3b86"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fbb93c2b413cb9d4
+# checksum sha256:b2cb7bf1e94b88be
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f28736a84a6f41fded7757dd5cdb285550752d0ad8bf80960d5e1bdea7a2d972"
+DIGEST = "0abc153794b56ee15ea9a3cf06e368f30cd3fbc690bd0fa0996d2414c9839c5b"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

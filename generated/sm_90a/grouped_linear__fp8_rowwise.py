@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cc7fe7622805186c
+# checksum sha256:ba917b74c39f672c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "faf86997e622890a5691902dbf33da20163806d70f18c3bb44ac33510020cd19"
+DIGEST = "b26ba244081d39b549d0872102594695eca885f66af0dd3b99f56db6ad42555d"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

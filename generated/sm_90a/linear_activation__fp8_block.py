@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:586741f001096eda
+# checksum sha256:d162609062b0b274
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "acb2b68ea50c79201747e188c47cf9d8a11f6c7fd101fe1666e65dff41b0d4c0"
+DIGEST = "a47e1761e86d6413c88ea705d5a783aeb76dd06a9604a3872846eb58ddcbd57c"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

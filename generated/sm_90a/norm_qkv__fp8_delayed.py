@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4d27de06b736dd70
+# checksum sha256:65641f424f85f6e9
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "57fa215fe3b2cc409e78e5f564cd63516e7cdae4b8ce1198f8d268687e5f2ad0"
+DIGEST = "8954a1a98f03afe24b20a221b72e2d3e6edc1ae39079541e5d1806c0033aec13"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
