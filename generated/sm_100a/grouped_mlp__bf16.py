@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:208aa739647d48ec
+# checksum sha256:fd4025c98ae81827
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "cea606283f85e94b009b2fee2d8e305b4cd1451fa8a1e088ae9c685dd29c9593"
+DIGEST = "860a9e92bb2a3f3c8fad8bc082eb8bf35fe8a191fc450a223f0a8daaed0f5344"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:35d12fd1e8235ab4
+# checksum sha256:08d2c146e11cf062
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "d936a5cc86d89c5dc35e424e564ee5623f84e87baeb7fe55a21494309e7c019e"
+DIGEST = "b35f7c854ca6ec97727734bf1383ac54034d38ed6f77ad6fb2ed57ed5e2dd5af"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -38,17 +38,31 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, 2 * F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+    h = x.new_empty((T, 2 * F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((E, -(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
     )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -58,6 +72,12 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 128 + E, F), dtype=torch.float32) if need_dfc2_weight else None
     )
+    fc1_weight_columnwise = (
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((E, -(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
+    )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
@@ -66,7 +86,18 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 128 + E, H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -82,7 +113,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -96,11 +127,13 @@ def _backward_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
@@ -116,11 +149,13 @@ def _backward_fake(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
         fc1_weight_main_grad,
@@ -130,16 +165,14 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -159,9 +192,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
@@ -175,16 +207,14 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -202,15 +232,17 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
     "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=12,
+    tensors=14,
     mutated=2,
     reference=reference.backward,
     flops=_backward_flops,
@@ -242,7 +274,18 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_overwrite_main_grad: bool,
         fc2_weight_overwrite_main_grad: bool,
     ) -> Tensor:
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -256,16 +299,17 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
-            fc1_weight if need_dx else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -629,9 +673,10 @@ buffers
                                  4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [T, ceildiv(H, 128)]; float32; 4 T ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                                 kept for the backward
   fc2_weight_columnwise_scale    [E, ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                                 4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
+                                 4 E ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale            [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; workspace
@@ -642,9 +687,10 @@ buffers
   dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale               [T, ceildiv(2 * F, 128)]; float32; 4 T ceildiv(2 F, 128) bytes;
                                  workspace
-  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                                 kept for the backward
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                                 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
+                                 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  2 F align(32 (T // 32 + E), 16) bytes; workspace
   dh_columnwise_scale            [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes;
@@ -677,17 +723,19 @@ buffers
                                  4 (T // 128 + 2 E + 1) 2 F bytes; workspace
   dprobs_row_partials            [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
-    a_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_block_128x128;
-     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(F,
-     16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2
+     F, 16) + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -709,7 +757,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
     x_columnwise, x_columnwise_scale, fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs,
     dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
@@ -717,34 +766,30 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
      dequantize_groups_e4m3_block_1x128_transposed;
      F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
+  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
      dy_padded_sizes -> fc2_weight_main_grad
      gemm_decoded_mma_wgrad_add; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E H F + 8 E bytes; if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128; 38 T F flop;
@@ -753,50 +798,52 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 T 2 F bytes;
      if need_dx
-  12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 2 E 2 F H bytes; if need_dx
-  13. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+  11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
      gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
-  14. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+  12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e4m3_block_1x128_transposed;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
      if need_dfc1_weight
-  15. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
-  16. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
+  14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
      dh_padded_sizes -> fc1_weight_main_grad
      gemm_decoded_mma_wgrad_add; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E 2 F H + 8 E bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes         8 E bytes; always
-  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc1_weight          2 E 2 F H bytes; if need_dx
-  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale  4 (T // 128 + E) F bytes; if need_dfc2_weight
-  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
-      E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
-      included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 (T // 128 + E) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 (T // 128 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + F align(32
+      (T // 32 + E), 16) + 4 (T // 128 + E) F + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
+      ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and
+      parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
-    always: the only one
-  quantize_e4m3_block_128x128
     always: the only one
   dequantize_e4m3_block_1x128
     always: the only one

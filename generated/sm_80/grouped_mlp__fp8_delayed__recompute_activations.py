@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:77b0339ae0b671fe
+# checksum sha256:8044bb2bc6f5c497
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "293f59fc0410ed9b43f089e5ea2fe88eb3a99b9321c6131e27e02f047438c702"
+DIGEST = "61d2c0a1b90d1e67fe5f861cee0a3627982d296d3290121d52bd87cc473fb028"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -41,7 +41,7 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state
     )
@@ -49,11 +49,30 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
     h = (
         x.new_empty((T, 2 * F))
         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         else x.new_empty(0)
+    )
+    fc2_weight_columnwise = (
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_fc2_weight_columnwise
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((E,), dtype=torch.float32)
+        if keep_fc2_weight_columnwise
+        else x.new_empty(0, dtype=torch.float32)
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -65,27 +84,21 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc1_weight_scale_used = (
-        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
-    )
     fc2_input_scale_used = (
         x.new_empty((E,), dtype=torch.float32)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc2_weight_scale_used = (
-        x.new_empty((E,), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else x.new_empty(0, dtype=torch.float32)
-    )
     return (
         y,
         h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        fc1_weight_scale_used,
         fc2_input_scale_used,
-        fc2_weight_scale_used,
     )
 
 
@@ -102,7 +115,8 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=8,
@@ -116,14 +130,14 @@ def _backward_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_input_scale_used: Tensor | None,
-    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -136,24 +150,22 @@ def _backward_fake(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        fc1_weight_scale_used,
         fc2_input_scale_used,
-        fc2_weight_scale_used,
         backward_state,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -173,9 +185,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -185,10 +196,8 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -204,11 +213,12 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor? fc1_weight_scale_used, Tensor? fc2_input_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
+    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc2_input_scale_used, "
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
@@ -244,11 +254,13 @@ class _GroupedMLP(torch.autograd.Function):
         (
             y,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
-            fc1_weight_scale_used,
             fc2_input_scale_used,
-            fc2_weight_scale_used,
         ) = _forward(
             x,
             fc1_weight,
@@ -266,19 +278,19 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_bias,
         )
         keep_h = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-        keep_fc2_weight_scale_used = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
-            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight if keep_fc2_weight_scale_used else None,
+            fc2_weight_columnwise if keep_fc2_weight_columnwise else None,
+            fc2_weight_columnwise_scale if keep_fc2_weight_columnwise else None,
+            fc1_weight_columnwise if need_dx else None,
+            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if need_dx else None,
             fc2_input_scale_used if need_dfc2_weight else None,
-            fc2_weight_scale_used if keep_fc2_weight_scale_used else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -365,8 +377,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             split_sizes,
             probs,
             _,
@@ -383,27 +395,29 @@ class _GroupedMLPTwin(_transforms.Twin):
         (
             _,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
-            fc1_weight_scale_used,
             fc2_input_scale_used,
-            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_h = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-        keep_fc2_weight_scale_used = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
-            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight if keep_fc2_weight_scale_used else None,
+            fc2_weight_columnwise if keep_fc2_weight_columnwise else None,
+            fc2_weight_columnwise_scale if keep_fc2_weight_columnwise else None,
+            fc1_weight_columnwise if need_dx else None,
+            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if need_dx else None,
             fc2_input_scale_used if need_dfc2_weight else None,
-            fc2_weight_scale_used if keep_fc2_weight_scale_used else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -733,8 +747,9 @@ buffers
   fc2_weight_rowwise_scale       [E]; float32; 4 E bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [E]; float32; 4 E bytes; workspace
-  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
-  fc2_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
+  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                                 kept for the backward
+  fc2_weight_columnwise_scale    [E]; float32; 4 E bytes; kept for the backward
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e5m2;
                                  H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale            [E]; float32; 4 E bytes; workspace
@@ -743,8 +758,9 @@ buffers
   a_columnwise_scale             [E]; float32; 4 E bytes; workspace
   dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale               [E]; float32; 4 E bytes; workspace
-  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
-  fc1_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
+  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                                 kept for the backward
+  fc1_weight_columnwise_scale    [E]; float32; 4 E bytes; kept for the backward
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
                                  2 F align(32 (T // 32 + E), 16) bytes; workspace
   dh_columnwise_scale            [E]; float32; 4 E bytes; workspace
@@ -761,7 +777,6 @@ buffers
                                  state dict
   fc1_weight_scale               [E]; float32; 4 E bytes;
                                  row 2049 of forward_state, fc1.weight_scale in the state dict
-  fc1_weight_scale_used          [E]; float32; 4 E bytes; kept for the backward
   x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
   fc1_weight_rowwise_decoded     [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
   fc2_input_amax_history         [1024, E]; float32; 4 1024 E bytes;
@@ -775,7 +790,6 @@ buffers
                                  state dict
   fc2_weight_scale               [E]; float32; 4 E bytes;
                                  row 4099 of forward_state, fc2.weight_scale in the state dict
-  fc2_weight_scale_used          [E]; float32; 4 E bytes; kept for the backward
   a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
   fc2_weight_rowwise_decoded     [E, H, F]; bfloat16; 2 E H F bytes; workspace
   fc2_grad_output_amax_history   [1024, E]; float32; 4 1024 E bytes;
@@ -811,80 +825,75 @@ buffers
   dprobs_row_partials            [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
-    x_columnwise, x_columnwise_scale, fc1_weight_scale_used, fc2_input_scale_used,
-    fc2_weight_scale_used
-  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
-     8 E bytes; if need_dx
-  2. snapshot: fc2_input_scale -> fc2_input_scale_used
-     8 E bytes; if need_dfc2_weight
-  3. snapshot: fc2_weight_scale -> fc2_weight_scale_used
-     8 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, fc2_input_scale_used
+  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
      fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
      fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_tensor;
-     2 T H + 36 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
-     + E 2 F align(H, 16) + E H align(F, 16) bytes
-  5. dequantize: x_rowwise -> x_rowwise_decoded
+     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
+  2. dequantize: x_rowwise -> x_rowwise_decoded
      dequantize_e4m3_codes; T align(H, 16) + 2 T H bytes
-  6. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
+  3. dequantize: fc1_weight_rowwise -> fc1_weight_rowwise_decoded
      dequantize_e4m3_codes; E 2 F align(H, 16) + 2 E 2 F H bytes
-  7. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
+  4. grouped_gemm fprop: x_rowwise_decoded, fc1_weight_rowwise_decoded, x_rowwise_scale,
      fc1_weight_rowwise_scale, fc1_bias, split_sizes -> h
      gemm_decoded_mma_fprop_tensor_tensor; 2 T 2 F H flop;
      2 T H + 2 E 2 F H + 16 E + 2 E 2 F + 2 T 2 F bytes
-  8. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  5. snapshot: fc2_input_scale -> fc2_input_scale_used
+     8 E bytes; if need_dfc2_weight
+  6. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 16 E + 4 1024 E + T align(F, 16) bytes; rule activation_quantize
-  9. dequantize: a_rowwise -> a_rowwise_decoded
+  7. dequantize: a_rowwise -> a_rowwise_decoded
      dequantize_e4m3_codes; T align(F, 16) + 2 T F bytes
-  10. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
+  8. dequantize: fc2_weight_rowwise -> fc2_weight_rowwise_decoded
      dequantize_e4m3_codes; E H align(F, 16) + 2 E H F bytes
-  11. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
+  9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, a_rowwise_scale,
      fc2_weight_rowwise_scale, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, x_columnwise, x_columnwise_scale,
-    fc1_weight_scale_used, fc2_input_scale_used, fc2_weight_scale_used, backward_state) -> dx,
-    dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
+    fc2_input_scale_used, backward_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias,
+    dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  2. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  3. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
+  5. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
      a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 16 E + F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight;
      rule recomputed_activation_quantize
-  7. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
      H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
-  8. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
      F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
-  9. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale, dy_padded_sizes -> dfc2_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  10. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  9. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -892,50 +901,46 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, x_columnwise, x_col
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  11. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
-  12. dequantize: dh_rowwise -> dh_rowwise_decoded
+  10. dequantize: dh_rowwise -> dh_rowwise_decoded
      dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
-  13. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  11. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
-  14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes;
      if need_dx
-  15. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  13. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
      2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
-  16. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  14. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
      H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
-  17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes            8 E bytes; always
-  probs                  4 T bytes;
-                         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                         need_dfc1_bias
-  fc1_weight             2 E 2 F H bytes; if need_dx
-  h                      2 T 2 F bytes;
-                         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                         need_dfc1_bias
-  fc2_weight             2 E H F bytes;
-                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  x_columnwise           H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale     4 E bytes; if need_dfc1_weight
-  fc1_weight_scale_used  4 E bytes; if need_dx
-  fc2_input_scale_used   4 E bytes; if need_dfc2_weight
-  fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + H align(32 (T // 32 + E), 16) bytes, inputs
-      and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                               need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                               need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 E bytes; if need_dfc1_weight
+  fc2_input_scale_used         4 E bytes; if need_dfc2_weight
+  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + E H align(2 F, 16) + H align(32 (T // 32 + E),
+      16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   dequantize_e4m3_codes
     always: the only one
   gemm_decoded_mma_fprop_tensor_tensor

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:47d3d83c09fdace6
+# checksum sha256:0a5a01885659c575
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "1e813db2f751ee6cb2fc27de08e1af813fd6cdd5a552f77615e65b52a2020881"
+DIGEST = "811ad6a1ef13b389de25c5c498483ade68454b9c0df478e6fb0bd87c5a3f5631"
 _library.join("linear_activation__bf16", DIGEST)
 
 

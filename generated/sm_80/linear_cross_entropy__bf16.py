@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a34e330775ee05cd
+# checksum sha256:3ae7864ea7c32ac0
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "c26b92caaf7955da32a93430314d6474e23b562fd41ed00e6e2adff682a8d2da"
+DIGEST = "54031b4d112251215d0d7545415d3f5380fb0e6b2d7709980f76b024386ca6f2"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

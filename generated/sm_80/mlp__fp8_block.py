@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:973d1aed84dd0baf
+# checksum sha256:85d9dc2f1182d461
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "22f9b1266236f81131e1985dc606c5e3e63090e210ca5dce67ccc48fc83c5bef"
+DIGEST = "1db6254133abc109052e8614d790c3fbfeaae4efb6486026015165c3defa3972"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -34,18 +34,42 @@ def _forward_fake(
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
     reference.check_forward(x, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc1_weight.shape[-2]
+    keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    h = x.new_empty((*x.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    h = x.new_empty((*x.shape[:-1], F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
+    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((-(-F // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
     )
     x_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
@@ -53,7 +77,18 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
@@ -68,7 +103,8 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=5,
@@ -80,11 +116,13 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -95,22 +133,22 @@ def _backward_fake(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
     )
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
+        h.shape[-1]
         if h is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
+        else fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -127,9 +165,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -140,12 +177,10 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
+        h.shape[-1]
         if h is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
+        else fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -163,13 +198,16 @@ def _backward_flops(
 _backward = _library.register(
     "mlp__fp8_block",
     "backward",
-    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
+    "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=8,
+    tensors=10,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -192,7 +230,18 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -205,11 +254,13 @@ class _MLP(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -274,24 +325,37 @@ class _MLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc1_weight,
-            fc2_weight,
             _,
             _,
-            need_dx,
-            need_dfc1_weight,
             _,
-            need_dfc1_bias,
+            _,
+            _,
+            _,
+            _,
+            _,
         ) = inputs
-        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        (
+            _,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -513,9 +577,10 @@ buffers
                                  4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [T, ceildiv(H, 128)]; float32; 4 T ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
+  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes;
+                                 kept for the backward
   fc2_weight_columnwise_scale    [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                                 4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
+                                 4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
   dy_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale            [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                   [F, align(T, 16)]; e4m3; F align(T, 16) bytes;
@@ -524,9 +589,10 @@ buffers
                                  kept for the backward
   dh_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
   dh_rowwise_scale               [T, ceildiv(F, 128)]; float32; 4 T ceildiv(F, 128) bytes; workspace
-  fc1_weight_columnwise          [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
+  fc1_weight_columnwise          [H, align(F, 16)]; e4m3; H align(F, 16) bytes;
+                                 kept for the backward
   fc1_weight_columnwise_scale    [ceildiv(F, 128), ceildiv(H, 128)]; float32;
-                                 4 ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
+                                 4 ceildiv(F, 128) ceildiv(H, 128) bytes; kept for the backward
   dh_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; workspace
   dh_columnwise_scale            [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; workspace
   x_columnwise                   [H, align(T, 16)]; e4m3; H align(T, 16) bytes;
@@ -548,16 +614,18 @@ buffers
   dy_row_sums                    [T // 128 + 1, H]; float32; 4 (T // 128 + 1) H bytes; workspace
   dh_row_sums                    [T // 128 + 1, F]; float32; 4 (T // 128 + 1) F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a_columnwise_scale,
-    x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_block_128x128;
-     2 F H + 2 H F + F align(H, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(F, 16) + 4
-     ceildiv(H, 128) ceildiv(F, 128) bytes
+     2 F H + 2 H F + F align(H, 16) + F align(H, 16) + 8 ceildiv(F, 128) ceildiv(H, 128) + H
+     align(F, 16) + H align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -576,78 +644,76 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a
   9. gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 H F + 2 H + 2 T H bytes
 
-backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
+backward (dy, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
     x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H + 4
      (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 H F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  4. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
-  7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+  6. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
-  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+  7. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
      gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
      if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  8. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e4m3_block_1x128; 36 T F flop;
      4 T F + T align(F, 16) + 4 T ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T, 128) F + 2 F + 4
      (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
-     if need_dx
-  11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes; if need_dx
-  12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + 2 F H bytes; if need_dx
-  13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+  11. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
-  14. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+  12. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc1_weight
-  15. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  13. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc1_weight
-  16. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+  14. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T F H flop; 2 align(T, 16) F + 2 align(T, 16) H + 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc1_weight          2 F H bytes                if need_dx
-  h                   2 T F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight          2 H F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
-  a_columnwise        F align(T, 16) bytes       if need_dfc2_weight
-  a_columnwise_scale  4 ceildiv(T, 128) F bytes  if need_dfc2_weight
-  x_columnwise        H align(T, 16) bytes       if need_dfc1_weight
-  x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
-  at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
-      ceildiv(T, 128) H bytes, inputs and parameters included
+  h                            2 T F bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+                               if need_dx or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 ceildiv(F, 128) ceildiv(H, 128) bytes; if need_dx
+  x_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
+  at most 2 T F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T,
+      128) F + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T,
+      128) H bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
-    always: the only one
-  quantize_e4m3_block_128x128
     always: the only one
   dequantize_e4m3_block_1x128
     always: the only one

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ea7d71a42adb62a6
+# checksum sha256:a8e821d2f71df39f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "495a7d1d77b9aea4f7a6f4ccc48946c25410e6613ae62492ec254988a32a5c78"
+DIGEST = "187a7f407335d4ad7bc6b8e8770b1d686cb319ded5a312b8288d929a0abcaa81"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6ed8c4b3397520db
+# checksum sha256:a419b267ef7dd114
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "09c72456d10550b08b73405e60eb87d51b5666bac08c3c9dbe98110c3a0afb9f"
+DIGEST = "8325e589d5633c7008b9ee19ffd04f4799bf9714222d4fa5033142ab02e8d11c"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -39,7 +39,7 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state
     )
@@ -50,6 +50,14 @@ def _forward_fake(
     keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
     h = x.new_empty((T, 2 * F)) if keep_h else x.new_empty(0)
+    fc2_weight_columnwise = (
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_h
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((E,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -59,6 +67,14 @@ def _forward_fake(
         x.new_empty((E,), dtype=torch.float32)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float32)
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -70,21 +86,17 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc1_weight_scale_used = (
-        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
-    )
-    fc2_weight_scale_used = (
-        x.new_empty((E,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     return (
         y,
         h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
     )
 
 
@@ -102,7 +114,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=8,
@@ -116,15 +128,15 @@ def _backward_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
@@ -139,15 +151,15 @@ def _backward_fake(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
         backward_state,
         fc1_weight_main_grad,
         fc2_weight_main_grad,
@@ -156,14 +168,12 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -183,9 +193,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
@@ -198,14 +207,12 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -223,10 +230,11 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
     "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -270,12 +278,14 @@ class _GroupedMLP(torch.autograd.Function):
         (
             y,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = _forward(
             x,
             fc1_weight,
@@ -297,15 +307,15 @@ class _GroupedMLP(torch.autograd.Function):
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
-            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if need_dx else None,
+            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if need_dx else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.backward_state_ = backward_state
         ctx.fc1_weight_main_grad_ = fc1_weight_main_grad
@@ -735,8 +745,9 @@ buffers
   fc2_weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
-  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
+  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                                kept for the backward
+  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
   dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
                                 H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
@@ -745,8 +756,9 @@ buffers
   a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
   dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
-  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
+  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                                kept for the backward
+  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
   dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
   dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
@@ -763,7 +775,6 @@ buffers
                                 state dict
   fc1_weight_scale              [E]; float32; 4 E bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
-  fc1_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -774,7 +785,6 @@ buffers
                                 state dict
   fc2_weight_scale              [E]; float32; 4 E bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
-  fc2_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -794,57 +804,52 @@ buffers
   dprobs_row_partials           [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
-    a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used
-  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
-     8 E bytes; if need_dx
-  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
-     8 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
      fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
      fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_tensor;
-     2 T H + 36 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
-     + E 2 F align(H, 16) + E H align(F, 16) bytes
-  4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
+  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  3. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up
      * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes;
      rule activation_quantize
-  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    x_columnwise, x_columnwise_scale, fc1_weight_scale_used, fc2_weight_scale_used, backward_state,
-    fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs, dfc1_bias, dfc2_bias
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale, backward_state, fc1_weight_main_grad, fc2_weight_main_grad)
+    -> dx, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -852,39 +857,36 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
-  7. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  8. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes            8 E bytes; always
-  probs                  4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc1_weight             2 E 2 F H bytes; if need_dx
-  h                      2 T 2 F bytes;
-                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight             2 E H F bytes;
-                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise           F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale     4 E bytes; if need_dfc2_weight
-  x_columnwise           H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale     4 E bytes; if need_dfc1_weight
-  fc1_weight_scale_used  4 E bytes; if need_dx
-  fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
-      // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 E bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 E bytes; if need_dfc1_weight
+  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F,
+      16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:06558c8594f65b4b
+# checksum sha256:84169cf7bdc391d4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "c180cf429af6225edb869bc069c271a2f2313a8d07d30e90f4bf3f29648d0544"
+DIGEST = "58d78feee1a754389246909f29aa86484c4b041fc4b90e6b526497028f3ee11a"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

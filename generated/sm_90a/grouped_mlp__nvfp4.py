@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:46c15574aa1295e9
+# checksum sha256:f54cca8feb497195
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "4e76ff744264deeb862856a0b56c726351854175d1edb54877fd3c58eee2c1c4"
+DIGEST = "0ee8253b31ccc74e13c7b54849c9615c19f5cd825e890d8647072ac9fa36d9b5"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -38,17 +38,35 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> tuple[
-    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
 ]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, 2 * F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    h = x.new_empty((T, 2 * F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((E, F, -(-H // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2) if keep_h else None
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((E, -(-H // 16), -(-F // 16)), dtype=torch.float8_e4m3fn) if keep_h else None
+    )
+    saved_amaxes = (
+        x.new_empty((4, E), dtype=torch.float32)
+        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         else None
     )
     a_columnwise = (
@@ -59,8 +77,15 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 16 + E, F), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
-    saved_amaxes = (
-        x.new_empty((2, E), dtype=torch.float32) if need_dfc1_weight or need_dfc2_weight else None
+    fc1_weight_columnwise = (
+        x.new_empty((E, H, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dx
+        else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((E, -(-(2 * F) // 16), -(-H // 16)), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else None
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
@@ -70,7 +95,19 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 16 + E, H), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
-    return y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        saved_amaxes,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -86,7 +123,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -100,12 +137,14 @@ def _backward_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
+    saved_amaxes: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     rng_state: Tensor,
@@ -120,12 +159,14 @@ def _backward_fake(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        saved_amaxes,
         a_columnwise,
         a_columnwise_scale,
-        saved_amaxes,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
         rng_state,
@@ -134,14 +175,12 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -161,9 +200,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -175,14 +213,12 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -198,15 +234,16 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__nvfp4",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? saved_amaxes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? saved_amaxes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
+    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) rng_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=12,
+    tensors=14,
     mutated=1,
     reference=reference.backward,
     flops=_backward_flops,
@@ -233,33 +270,44 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         rng_state: Tensor,
     ) -> Tensor:
-        y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
-            _forward(
-                x,
-                fc1_weight,
-                fc2_weight,
-                split_sizes,
-                probs,
-                fc1_bias,
-                fc2_bias,
-                need_dx,
-                need_dfc1_weight,
-                need_dfc2_weight,
-                need_dprobs,
-                need_dfc1_bias,
-            )
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            saved_amaxes,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
+            x,
+            fc1_weight,
+            fc2_weight,
+            split_sizes,
+            probs,
+            fc1_bias,
+            fc2_bias,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
         )
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
-            fc1_weight if need_dx else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            saved_amaxes,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -344,8 +392,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             split_sizes,
             probs,
             _,
@@ -357,21 +405,32 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dfc1_bias,
             rng_state,
         ) = inputs
-        _, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
-            output
-        )
+        (
+            _,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            saved_amaxes,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
-            fc1_weight if need_dx else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            saved_amaxes,
             a_columnwise,
             a_columnwise_scale,
-            saved_amaxes,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -652,10 +711,10 @@ buffers
   dy_rowwise_scale               [T, ceildiv(H, 16)]; e4m3; T ceildiv(H, 16) bytes; workspace
   dy_rowwise_amax                [E]; float32; 4 E bytes; workspace
   fc2_weight_columnwise          [E, F, align(H, 32) // 2]; e2m1; E F (align(H, 32) // 2) bytes;
-                                 workspace
+                                 kept for the backward
   fc2_weight_columnwise_scale    [E, ceildiv(H, 16), ceildiv(F, 16)]; e4m3;
-                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; workspace
-  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
+                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; kept for the backward
+  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; workspace
   dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; workspace
@@ -664,16 +723,16 @@ buffers
                                  F (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale             [T // 16 + E, F]; e4m3; (T // 16 + E) F bytes;
                                  kept for the backward
-  a_columnwise_amax              [E]; float32; 4 E bytes; row 0 of saved_amaxes
+  a_columnwise_amax              [E]; float32; 4 E bytes; row 1 of saved_amaxes
   dh_rowwise                     [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
                                  workspace
   dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes; workspace
   dh_rowwise_amax                [E]; float32; 4 E bytes; workspace
   fc1_weight_columnwise          [E, H, align(2 * F, 32) // 2]; e2m1;
-                                 E H (align(2 F, 32) // 2) bytes; workspace
+                                 E H (align(2 F, 32) // 2) bytes; kept for the backward
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
-                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; workspace
-  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
+                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; kept for the backward
+  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; row 2 of saved_amaxes
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  2 F (align(32 (T // 32 + E), 32) // 2) bytes; workspace
   dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; workspace
@@ -682,13 +741,13 @@ buffers
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   x_columnwise_scale             [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes;
                                  kept for the backward
-  x_columnwise_amax              [E]; float32; 4 E bytes; row 1 of saved_amaxes
+  x_columnwise_amax              [E]; float32; 4 E bytes; row 3 of saved_amaxes
   x_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc1_weight_partial_amax        [1, E, 384]; float32; 4 384 E bytes; workspace
+  fc1_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
   x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
   fc1_weight_rowwise_decoded     [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
   a_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc2_weight_partial_amax        [1, E, 384]; float32; 4 384 E bytes; workspace
+  fc2_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
   a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
   fc2_weight_rowwise_decoded     [E, H, F]; bfloat16; 2 E H F bytes; workspace
   rng_state                      [2]; int64; 16 bytes; buffer rng_state, changed in place
@@ -712,19 +771,23 @@ buffers
                                  4 (T // 128 + 2 E + 1) H bytes; workspace
   dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]; float32;
                                  4 (T // 128 + 2 E + 1) 2 F bytes; workspace
-  saved_amaxes                   [2, E]; float32; 4 2 E bytes; kept for the backward
+  saved_amaxes                   [4, E]; float32; 4 4 E bytes; kept for the backward
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
-    a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
+    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, x_partial_amax
      quantize_e2m1_nv_1x16_hadamard;
      2 T H + 16 E + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) H + 4 384 2 E bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax,
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax,
      fc1_weight_partial_amax
      quantize_e2m1_nv_16x16;
-     2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E bytes
+     2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
+     ceildiv(H, 16) + 8 E + E H (align(2 F, 32) // 2) + 4 384 2 E bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -741,9 +804,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      2 T F + 16 E + T (align(F, 32) // 2) + T ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) F + 4 384 2 E bytes
   8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax,
+     fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
      fc2_weight_partial_amax
      quantize_e2m1_nv_16x16;
-     2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 E + 4 384 E bytes
+     2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16)
+     ceildiv(F, 16) + 8 E + E F (align(H, 32) // 2) + 4 384 2 E bytes
   9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(F, 32) // 2) + T ceildiv(F, 16) + 2 T F bytes
   10. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
@@ -753,97 +818,96 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    saved_amaxes, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight, dfc2_weight,
-    dprobs, dfc1_bias, dfc2_bias
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    saved_amaxes, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight,
+    dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
      // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
-     fc2_weight_columnwise_amax, fc2_weight_partial_amax
-     quantize_e2m1_nv_16x16;
-     2 E H F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 E + 4 384 E bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
      E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
      fc2_weight_columnwise_amax, split_sizes -> da
      gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
      a_columnwise_amax, dy_padded_sizes -> dfc2_weight
      gemm_decoded_sm90_wgrad; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
      E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
-     fc1_weight_columnwise_amax, fc1_weight_partial_amax
-     quantize_e2m1_nv_16x16;
-     2 E 2 F H + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E
-     bytes;
-     if need_dx
-  12. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes;
      if need_dx
-  13. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> fc1_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
      E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes; if need_dx
-  14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+  12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
      fc1_weight_columnwise_amax, split_sizes -> dx
      gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes; if need_dx
-  15. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+  13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
      bytes;
      if need_dfc1_weight
-  16. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
      H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
-  17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+  15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
      x_columnwise_amax, dh_padded_sizes -> dfc1_weight
      gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes         8 E bytes; always
-  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc1_weight          2 E 2 F H bytes; if need_dx
-  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise        F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
-  a_columnwise_scale  (T // 16 + E) F bytes; if need_dfc2_weight
-  saved_amaxes        4 2 E bytes; if need_dfc1_weight or need_dfc2_weight
-  x_columnwise        H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
-  x_columnwise_scale  (T // 16 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(32 (T // 32 + E), 32) // 2) + (T //
-      16 + E) F + 4 2 E + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs and
-      parameters included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F (align(H, 32) // 2) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  E ceildiv(H, 16) ceildiv(F, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  saved_amaxes                 4 4 E bytes;
+                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                               need_dfc1_bias
+  a_columnwise                 F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
+  a_columnwise_scale           (T // 16 + E) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes; if need_dx
+  fc1_weight_columnwise_scale  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; if need_dx
+  x_columnwise                 H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
+  x_columnwise_scale           (T // 16 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 4 E +
+      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E
+      ceildiv(2 F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H
+      bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard

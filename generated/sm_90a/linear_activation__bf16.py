@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:20145b5fcdd414ff
+# checksum sha256:515a3859d26c21b2
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "946f783bb110962126323e677045b4dc711cde5dd93ac48fb99b97f27bbbb0d4"
+DIGEST = "f5b256101f12f970a92f589886c738cf48ad44e063355080a0b41db658e81c7b"
 _library.join("linear_activation__bf16", DIGEST)
 
 

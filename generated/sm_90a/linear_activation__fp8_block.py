@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e667f5210d5d98b8
+# checksum sha256:d162609062b0b274
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "6c48ace8ed7025495eac4323d0997e13d104f92d94dd1c5866cfa8a72154fdbe"
+DIGEST = "a47e1761e86d6413c88ea705d5a783aeb76dd06a9604a3872846eb58ddcbd57c"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -31,20 +31,33 @@ def _forward_fake(
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc_weight, fc_bias)
     T = math.prod(x.shape[:-1])
     K = x.shape[-1]
     D = fc_weight.shape[-2]
     y = x.new_empty((*x.shape[:-1], D))
     fc_y = x.new_empty((*x.shape[:-1], D)) if need_dx or need_dfc_weight or need_dfc_bias else None
+    fc_weight_columnwise = (
+        x.new_empty((K, -(-D // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    fc_weight_columnwise_scale = (
+        x.new_empty((-(-D // 128), -(-K // 128)), dtype=torch.float32) if need_dx else None
+    )
     x_columnwise = (
         x.new_empty((K, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc_weight else None
     )
     x_columnwise_scale = (
         x.new_empty((-(-T // 128), K), dtype=torch.float32) if need_dfc_weight else None
     )
-    return y, fc_y, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        fc_y,
+        fc_weight_columnwise,
+        fc_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
@@ -58,7 +71,7 @@ _forward = _library.register(
     "linear_activation__fp8_block",
     "forward",
     "(Tensor x, Tensor fc_weight, Tensor? fc_bias, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=3,
@@ -70,19 +83,22 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
-    fc_weight: Tensor | None,
     fc_y: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    fc_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward(dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale)
+    reference.check_backward(
+        dy, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+    )
     D = dy.shape[-1]
     K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
@@ -97,7 +113,7 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc_weight: Tensor | None,
+    fc_weight_columnwise: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -106,8 +122,8 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else x_columnwise_scale.shape[-1]
@@ -120,12 +136,13 @@ def _backward_flops(
 _backward = _library.register(
     "linear_activation__fp8_block",
     "backward",
-    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor fc_y, Tensor? fc_weight_columnwise, "
+    "Tensor? fc_weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=5,
+    tensors=6,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -145,13 +162,19 @@ class _LinearGELU(torch.autograd.Function):
         need_dfc_weight: bool,
         need_dfc_bias: bool,
     ) -> Tensor:
-        y, fc_y, x_columnwise, x_columnwise_scale = _forward(
-            x, fc_weight, fc_bias, need_dx, need_dfc_weight, need_dfc_bias
-        )
+        (
+            y,
+            fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(x, fc_weight, fc_bias, need_dx, need_dfc_weight, need_dfc_bias)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight if need_dx else None,
             fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -195,18 +218,26 @@ class _LinearGELUTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc_weight,
             _,
-            need_dx,
+            _,
+            _,
             _,
             _,
         ) = inputs
-        _, fc_y, x_columnwise, x_columnwise_scale = output
+        (
+            _,
+            fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight if need_dx else None,
             fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -354,9 +385,9 @@ buffers
   dfc_y_rowwise               [T, align(D, 16)]; e4m3; T align(D, 16) bytes; workspace
   dfc_y_rowwise_scale         [ceildiv(D, 128), 32 * (T // 32 + 1)]; float32;
                               4 ceildiv(D, 128) 32 (T // 32 + 1) bytes; workspace
-  fc_weight_columnwise        [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
+  fc_weight_columnwise        [K, align(D, 16)]; e4m3; K align(D, 16) bytes; kept for the backward
   fc_weight_columnwise_scale  [ceildiv(D, 128), ceildiv(K, 128)]; float32;
-                              4 ceildiv(D, 128) ceildiv(K, 128) bytes; workspace
+                              4 ceildiv(D, 128) ceildiv(K, 128) bytes; kept for the backward
   dfc_y_columnwise            [D, align(T, 16)]; e4m3; D align(T, 16) bytes; workspace
   dfc_y_columnwise_scale      [ceildiv(T, 128), D]; float32; 4 ceildiv(T, 128) D bytes; workspace
   x_columnwise                [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
@@ -364,13 +395,16 @@ buffers
                               kept for the backward
   dfc_y_row_sums              [T // 128 + 1, D]; float32; 4 (T // 128 + 1) D bytes; workspace
 
-forward (x, fc_weight, fc_bias) -> y, fc_y, x_columnwise, x_columnwise_scale
+forward (x, fc_weight, fc_bias) -> y, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale,
+    x_columnwise, x_columnwise_scale
   1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T K + T align(K, 16) + 4 ceildiv(K, 128) 32 (T // 32 + 1) + K align(T, 16) + 4 ceildiv(T,
      128) K bytes
-  2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale
-     quantize_e4m3_block_128x128; 2 D K + D align(K, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes
+  2. quantize: fc_weight -> fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise,
+     fc_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 D K + D align(K, 16) + 8 ceildiv(D, 128) ceildiv(K, 128) + K align(D, 16) bytes
   3. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale,
      fc_bias -> y, fc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128_unary_aux_pointwise_gelu_forward;
@@ -379,7 +413,8 @@ forward (x, fc_weight, fc_bias) -> y, fc_y, x_columnwise, x_columnwise_scale
      ceildiv(K, 128) + 2 D + 4 T D bytes;
      rule linear_bias_activation
 
-backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weight, dfc_bias
+backward (dy, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
      dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
@@ -387,27 +422,26 @@ backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weig
      4 T D + T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + D align(T, 16) + 4 ceildiv(T,
      128) D + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-  2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
-     if need_dx
-  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T D K flop;
      T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + K align(D, 16) + 4 ceildiv(D, 128)
      ceildiv(K, 128) + 2 T K bytes;
      if need_dx
-  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
      -> dfc_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T D K flop;
      D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
      if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc_weight           2 D K bytes                if need_dx
-  fc_y                2 T D bytes                always
-  x_columnwise        K align(T, 16) bytes       if need_dfc_weight
-  x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
-  at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
+  fc_y                        2 T D bytes                              always
+  fc_weight_columnwise        K align(D, 16) bytes                     if need_dx
+  fc_weight_columnwise_scale  4 ceildiv(D, 128) ceildiv(K, 128) bytes  if need_dx
+  x_columnwise                K align(T, 16) bytes                     if need_dfc_weight
+  x_columnwise_scale          4 ceildiv(T, 128) K bytes                if need_dfc_weight
+  at most 2 T D + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + K align(T, 16) + 4 ceildiv(T,
+      128) K bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:352bd656a8d28825
+# checksum sha256:4a4e2ded80e41f9a
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "51bd61190099285525e2920ceb22fd3ed3dc715389f0a96853f2a2cb2aace6e4"
+DIGEST = "a7d1055dd984b0cad52d639863a0d0d8466bf133f9908f85eebd4f130170b408"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -32,7 +32,7 @@ def _forward_fake(
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(x, fc_weight, fc_bias, forward_state)
     T = math.prod(x.shape[:-1])
     K = x.shape[-1]
@@ -42,6 +42,14 @@ def _forward_fake(
         x.new_empty((*x.shape[:-1], D))
         if need_dx or need_dfc_weight or need_dfc_bias
         else x.new_empty(0)
+    )
+    fc_weight_columnwise = (
+        x.new_empty((K, -(-D // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((K, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -53,10 +61,14 @@ def _forward_fake(
         if need_dfc_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
+    return (
+        y,
+        fc_y,
+        fc_weight_columnwise,
+        fc_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
     )
-    return y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used
 
 
 def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
@@ -70,7 +82,7 @@ _forward = _library.register(
     "linear_activation__fp8_delayed",
     "forward",
     "(Tensor x, Tensor fc_weight, Tensor? fc_bias, Tensor(a!) forward_state, bool need_dx, "
-    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
     "Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
@@ -83,23 +95,29 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
-    fc_weight: Tensor | None,
     fc_y: Tensor,
+    fc_weight_columnwise: Tensor | None,
+    fc_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_backward(
-        dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used, backward_state
+        dy,
+        fc_y,
+        fc_weight_columnwise,
+        fc_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        backward_state,
     )
     D = dy.shape[-1]
     K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -112,7 +130,7 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc_weight: Tensor | None,
+    fc_weight_columnwise: Tensor | None,
     x_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
@@ -120,8 +138,8 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
+        fc_weight_columnwise.shape[-2]
+        if fc_weight_columnwise is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -132,9 +150,10 @@ def _backward_flops(
 _backward = _library.register(
     "linear_activation__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor? fc_weight_scale_used, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor fc_y, Tensor? fc_weight_columnwise, "
+    "Tensor? fc_weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc_weight, "
+    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=7,
@@ -159,16 +178,21 @@ class _LinearGELU(torch.autograd.Function):
         need_dfc_bias: bool,
         backward_state: Tensor,
     ) -> Tensor:
-        y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used = _forward(
-            x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias
-        )
+        (
+            y,
+            fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight if need_dx else None,
             fc_y,
+            fc_weight_columnwise if need_dx else None,
+            fc_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
-            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -220,7 +244,7 @@ class _LinearGELUTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc_weight,
+            _,
             _,
             _,
             need_dx,
@@ -228,15 +252,22 @@ class _LinearGELUTwin(_transforms.Twin):
             _,
             backward_state,
         ) = inputs
-        _, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used = output
+        (
+            _,
+            fc_y,
+            fc_weight_columnwise,
+            fc_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight if need_dx else None,
             fc_y,
+            fc_weight_columnwise if need_dx else None,
+            fc_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
-            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -441,8 +472,8 @@ buffers
   fc_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dfc_y_rowwise                [T, align(D, 16)]; e5m2; T align(D, 16) bytes; workspace
   dfc_y_rowwise_scale          [1]; float32; 4 bytes; workspace
-  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
-  fc_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; kept for the backward
+  fc_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
   dfc_y_columnwise             [D, align(T, 16)]; e5m2; D align(T, 16) bytes; workspace
   dfc_y_columnwise_scale       [1]; float32; 4 bytes; workspace
   x_columnwise                 [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
@@ -457,7 +488,6 @@ buffers
                                state dict
   fc_weight_scale              [1]; float32; 4 bytes;
                                row 2049 of forward_state, fc.weight_scale in the state dict
-  fc_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                rows 0 to 1023 of backward_state, fc.grad_output_amax_history in the
                                state dict
@@ -467,51 +497,46 @@ buffers
   forward_state                [2050, 1]; float32; 8200 bytes; state, changed in place
   backward_state               [1025, 1]; float32; 4100 bytes; state, changed in place
 
-forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, x_columnwise, x_columnwise_scale,
-    fc_weight_scale_used
-  1. snapshot: fc_weight_scale -> fc_weight_scale_used
-     8 bytes; if need_dx
-  2. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight, fc_weight_amax_history,
+forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, fc_weight_columnwise,
+    fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+  1. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight, fc_weight_amax_history,
      fc_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc_weight_rowwise, fc_weight_rowwise_scale
+     fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      quantize_several_e4m3_tensor;
-     2 T K + 8192 + 20 + 2 D K + T align(K, 16) + K align(T, 16) + D align(K, 16) bytes
-  3. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale,
+     2 T K + 8192 + 24 + 2 D K + T align(K, 16) + K align(T, 16) + D align(K, 16) + K align(D, 16)
+     bytes
+  2. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale,
      fc_bias -> y, fc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_unary_aux_pointwise_gelu_forward;
      2 T D K + 29 T D flop; T align(K, 16) + 8 + D align(K, 16) + 2 D + 4 T D bytes;
      rule linear_bias_activation
 
-backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used,
-    backward_state) -> dx, dfc_weight, dfc_bias
+backward (dy, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise,
+    x_columnwise_scale, backward_state) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y, fc_grad_output_amax_history, fc_grad_output_scale
      -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale, dfc_bias,
      dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T D flop;
      4 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-  2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
-  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
      -> dfc_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc_weight             2 D K bytes           if need_dx
-  fc_y                  2 T D bytes           always
-  x_columnwise          K align(T, 16) bytes  if need_dfc_weight
-  x_columnwise_scale    4 bytes               if need_dfc_weight
-  fc_weight_scale_used  4 bytes               if need_dx
-  at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
+  fc_y                        2 T D bytes           always
+  fc_weight_columnwise        K align(D, 16) bytes  if need_dx
+  fc_weight_columnwise_scale  4 bytes               if need_dx
+  x_columnwise                K align(T, 16) bytes  if need_dfc_weight
+  x_columnwise_scale          4 bytes               if need_dfc_weight
+  at most 2 T D + K align(D, 16) + 8 + K align(T, 16) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_tensor
-    always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     groups == 1 and tokens >= 512: least of
       cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs

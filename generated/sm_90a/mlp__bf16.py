@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9397cb8fda279d1a
+# checksum sha256:9cd6cb2970ca3025
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "f5c3d17dc60e56f1faab625e98f8c4b53d522ca065df5eb293f7415404b9b4c5"
+DIGEST = "62ab0e97bb65148e6f1a4db51055a69fc977a08ed91a2e20b85ec2a3d3e23897"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ab37c8f5e83b6d9e
+# checksum sha256:39b5cedb8c4faaf0
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "54d201e4a4f65f285364af3d84c90c0823f707769cede38ca0e618965a8ac9a2"
+DIGEST = "3eb4b1f6e61c21fe7718d62141df665e9f12bc8c8490e47970d002326cb7bb6f"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -33,16 +33,30 @@ def _forward_fake(
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
     reference.check_forward(x, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    h = (
-        x.new_empty((*x.shape[:-1], 2 * F))
-        if need_dx or need_dfc1_weight or need_dfc1_bias
-        else None
+    h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
     )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
@@ -50,13 +64,30 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
     )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((-(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
+    )
     x_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
     x_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -71,7 +102,8 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=5,
@@ -83,11 +115,13 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -98,24 +132,24 @@ def _backward_fake(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -130,9 +164,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -143,14 +176,12 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -166,13 +197,16 @@ def _backward_flops(
 _backward = _library.register(
     "mlp_swiglu__fp8_block",
     "backward",
-    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
+    "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=8,
+    tensors=10,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -195,7 +229,18 @@ class _SwiGLUMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -208,11 +253,13 @@ class _SwiGLUMLP(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -277,24 +324,37 @@ class _SwiGLUMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            fc1_weight,
-            fc2_weight,
             _,
             _,
-            need_dx,
-            need_dfc1_weight,
             _,
-            need_dfc1_bias,
+            _,
+            _,
+            _,
+            _,
+            _,
         ) = inputs
-        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
+        (
+            _,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -515,9 +575,9 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [ceildiv(H, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(H, 128) 32 (T // 32 + 1) bytes; workspace
-  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
+  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
   fc2_weight_columnwise_scale  [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
+                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
   dy_columnwise                [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
@@ -526,9 +586,10 @@ buffers
   dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale             [ceildiv(2 * F, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(2 F, 128) 32 (T // 32 + 1) bytes; workspace
-  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
+                               kept for the backward
   fc1_weight_columnwise_scale  [ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
+                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
   dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale          [ceildiv(T, 128), 2 * F]; float32; 4 ceildiv(T, 128) 2 F bytes;
                                workspace
@@ -538,17 +599,19 @@ buffers
   dy_row_sums                  [T // 128 + 1, H]; float32; 4 (T // 128 + 1) H bytes; workspace
   dh_row_sums                  [T // 128 + 1, 2 * F]; float32; 4 (T // 128 + 1) 2 F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a_columnwise_scale,
-    x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc2_weight_rowwise, fc2_weight_rowwise_scale
+     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_several_e4m3_block_128x128;
-     2 2 F H + 2 H F + 2 F align(H, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + H align(F, 16) + 4
-     ceildiv(H, 128) ceildiv(F, 128) bytes
+     2 2 F H + 2 H F + 2 F align(H, 16) + 8 ceildiv(2 F, 128) ceildiv(H, 128) + H align(2 F, 16) + H
+     align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) + F align(H, 16) bytes
   3. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
@@ -566,62 +629,60 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + H align(F, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 H + 2 T H bytes
 
-backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
+backward (dy, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
+    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
     x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
      H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  4. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e4m3_block_1x128; 34 T F flop;
      2 T F + 2 T 2 F + T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + 1) + 2 F align(T, 16) +
      4 ceildiv(T, 128) 2 F + 2 2 F + 4 (T // 128 + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  6. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + 1) + H align(2 F, 16) + 4 ceildiv(2 F,
      128) ceildiv(H, 128) + 2 T H bytes;
      if need_dx
-  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
+  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
      bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc1_weight          2 2 F H bytes              if need_dx
-  h                   2 T 2 F bytes              if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight          2 H F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
-  a_columnwise        F align(T, 16) bytes       if need_dfc2_weight
-  a_columnwise_scale  4 ceildiv(T, 128) F bytes  if need_dfc2_weight
-  x_columnwise        H align(T, 16) bytes       if need_dfc1_weight
-  x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
-  at most 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
-      ceildiv(T, 128) H bytes, inputs and parameters included
+  h                            2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+                               if need_dx or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
+  x_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
+  at most 2 T 2 F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F align(T, 16) + 4
+      ceildiv(T, 128) F + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + H align(T, 16) +
+      4 ceildiv(T, 128) H bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
-    always: the only one
-  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     groups == 1 and tokens >= 512: least of

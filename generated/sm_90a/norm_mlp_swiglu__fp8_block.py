@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:45d8eaa32c2a7998
+# checksum sha256:73bffd176db60701
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "cad6b41cfb3d2e6e7e8f77a28137375c50f9c72d680d79ad7889868f1d4ddb6f"
+DIGEST = "9fbda8b80b745d95585e76e1af73d3791cd7e313c70980a9a70508d53f933cca"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:661812e7b4b70112
+# checksum sha256:d396d136245890e7
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "7e83b84f8d4ae1c0ed849249f28f3c6b4ecede5a90dbab3b2f479bed88c57353"
+DIGEST = "b393175c40cd6a1d62cf6ec7b0a1b2143bd7c9dcceb73981a9cafeb931f644f8"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bd5ae9f60bbc9ba0
+# checksum sha256:65641f424f85f6e9
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "84d2ff4d9e7b5726380aefea5dd38d435d3f83ede410e6e8062460860c1a146c"
+DIGEST = "8954a1a98f03afe24b20a221b72e2d3e6edc1ae39079541e5d1806c0033aec13"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -237,7 +237,9 @@ def test_launches_of_steps_are_those_of_their_families() -> None:
             launch = definition(step.primitive).launch
             if launch is not None:
                 family = known(templates[step.kernels or ""])
-                assert launch(step) == family.launch, step
+                own = launch(step)  # what an epilogue reads has a default in the struct
+                fields = tuple(each for each in own.fields if each.origin is not Origin.EPILOGUE)
+                assert replace(own, fields=fields) == family.launch, step
                 found.add(family.name)
     assert len(found) > 6
 

@@ -111,16 +111,25 @@ Status encode_matrices(CUtensorMap* map, const void* base, int64_t count, int64_
       {pitch, pitch * cuuint64_t(rows)}, {cuuint32_t(box_columns), cuuint32_t(box_rows), 1});
 }
 
-// Rows in groups of run-time size; coordinates come from `ragged_coordinates`.
+// The first columns of rows in groups of run-time size, which have `row` columns; coordinates come
+// from `ragged_coordinates`.
 template <class Element>
-Status encode_ragged(CUtensorMap* map, const void* base, int64_t columns, int box_rows,
-                     int box_columns) {
+Status encode_ragged_part(CUtensorMap* map, const void* base, int64_t columns, int64_t row,
+                          int box_rows, int box_columns,
+                          CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   constexpr cuuint64_t kUnbounded = (cuuint64_t(1) << 31) - 1;
-  const cuuint64_t pitch = columns * sizeof(Element);
+  const cuuint64_t pitch = row * sizeof(Element);
   return encode_tensor<Element, 4>(
       map, base, {cuuint64_t(columns), cuuint64_t(kRaggedRows), kUnbounded, kUnbounded},
       {pitch, (cuuint64_t(1) << 34) - pitch, pitch},
-      {cuuint32_t(box_columns), cuuint32_t(box_rows), 1, 1});
+      {cuuint32_t(box_columns), cuuint32_t(box_rows), 1, 1}, swizzle);
+}
+
+// All columns.
+template <class Element>
+Status encode_ragged(CUtensorMap* map, const void* base, int64_t columns, int box_rows,
+                     int box_columns) {
+  return encode_ragged_part<Element>(map, base, columns, columns, box_rows, box_columns);
 }
 
 }  // namespace fusegen

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/limits.h"
@@ -101,7 +102,9 @@ struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
   static constexpr Store kStore = store;
   using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  using Coordinates = PlainCoordinates<kind>;
+  static_assert(kind == Gemm::fprop || !is_gated(store));
+  using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,
+                                         PlainCoordinates<kind>>;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;
   static constexpr Major kMajorB = kind == Gemm::fprop ? Major::K : Major::MN;
   using Mma = WarpgroupMma<Element, kMajorA, kMajorB>;

@@ -38,11 +38,59 @@ struct Epilogue<Change, Store::unary_aux> {
   }
 };
 
-// Host side. `columns` are those of the result, whose rows are tokens where there is another tensor.
-template <class Element, class Change, Store store>
+template <class Change>
+struct Epilogue<Change, Store::gated> {
+  Change change;
+  const float* row_values = nullptr;  // [tokens], where the change is of them, too
+
+  __device__ void prefetch() const {}
+};
+
+template <class Change>
+struct Epilogue<Change, Store::gated_aux> {
+  Change change;
+  const float* row_values = nullptr;
+  CUtensorMap aux[2] = {};  // a half each, lest one is stored where the other one begins
+  bool asked = false;
+
+  __device__ void prefetch() const {
+    if (!asked) return;
+    prefetch_descriptor(&aux[0]);
+    prefetch_descriptor(&aux[1]);
+  }
+};
+
+// Where tiles of `TileN` columns are gated: one half of rows of `row` columns.
+template <class Element, int TileN>
+Status encode_half(CUtensorMap* map, const void* base, int64_t row) {
+  return encode_ragged_part<Element>(map, base, row / 2, row, kChunkRows, kGatedColumns<TileN>,
+                                     kGatedSwizzle<TileN>);
+}
+
+template <class Element, int TileN, class Change, Store store>
+Status encode_gated(const EpilogueArguments& in, int64_t row, Epilogue<Change, store>* out) {
+  out->row_values = static_cast<const float*>(in.other);
+  if constexpr (has_aux(store)) {
+    out->asked = in.aux != nullptr;
+    if (!out->asked) return {};
+    const Element* const first = static_cast<const Element*>(in.aux);
+    Status status = encode_half<Element, TileN>(&out->aux[0], first, row);
+    if (!status.ok()) return status;
+    return encode_half<Element, TileN>(&out->aux[1], first + row / 2, row);
+  } else {
+    return {};
+  }
+}
+
+// Host side. `columns` are those of the GEMM's own result, whose rows are tokens where there is
+// another tensor; `TileN` those of a tile, where it is gated.
+template <class Element, int TileN = 0, class Change, Store store>
 Status encode_epilogue(const EpilogueArguments& in, int64_t columns,
                        Epilogue<Change, store>* out) {
-  if constexpr (store == Store::binary) {
+  if constexpr (is_gated(store)) {
+    static_assert(TileN > 0, "halves of a tile are stored in parts that fit into them");
+    return encode_gated<Element, TileN>(in, columns, out);
+  } else if constexpr (store == Store::binary) {
     return encode_ragged<Element>(&out->other, in.other, columns, kChunkRows, kChunkColumns);
   } else if constexpr (has_aux(store)) {
     out->asked = in.aux != nullptr;

@@ -29,6 +29,12 @@
 
 namespace fusegen {
 
+// Columns of the result whose operands are loaded: where they are gated, both halves of every tile.
+template <class T>
+__device__ int32_t loaded_columns(int32_t columns) {
+  return is_gated(T::kStore) ? int32_t(blocks(columns, T::kTileN)) * T::kTileN : columns;
+}
+
 // The first warpgroup.
 template <class T, class Loader>
 __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
@@ -66,7 +72,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
-    load_and_find(cta, loader, walk, columns);
+    load_and_find(cta, loader, walk, loaded_columns<T>(columns));
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
     MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,

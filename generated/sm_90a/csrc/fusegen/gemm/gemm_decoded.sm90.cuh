@@ -39,7 +39,7 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream
   Status status = encode_operands<kind, __nv_bfloat16, Result, T>(gemm, &a, &b, &d);
   if (!status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
+  status = encode_epilogue<Element, T::kTileN>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);

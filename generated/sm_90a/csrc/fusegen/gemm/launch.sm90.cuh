@@ -30,7 +30,7 @@ static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change&
   Status status = encode_operands<kind, Element, Result, T>(in, &a, &b, &d);
   if (!status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element>(in.epilogue, columns_of<kind>(in), &epilogue);
+  status = encode_epilogue<Element, T::kTileN>(in.epilogue, columns_of<kind>(in), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,

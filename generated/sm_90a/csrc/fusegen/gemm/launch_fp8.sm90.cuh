@@ -62,7 +62,7 @@ static Status launch_fp8_gemm(const Fp8GemmArguments& in, Stream& stream,
   if (Status status = make_scales<kind, scaling, Config>(in, &scales); !status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
   if (Status status =
-          encode_epilogue<Element>(in.gemm.epilogue, columns_of<kind>(in.gemm), &epilogue);
+          encode_epilogue<Element, T::kTileN>(in.gemm.epilogue, columns_of<kind>(in.gemm), &epilogue);
       !status.ok()) {
     return status;
   }

@@ -12,6 +12,7 @@
 #include "fusegen/mainloop/stages.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/sink/gated_store.sm90.cuh"
 #include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
@@ -121,11 +122,16 @@ struct MathWarp {
     if (nothing) {
       skip(tile);
     } else {
-      mainloop.run(sums, tile, rows, columns - tile.column, [this] { turns.pass(); });
+      const int32_t width = is_gated(T::kStore) ? T::kTileN : columns - tile.column;
+      mainloop.run(sums, tile, rows, width, [this] { turns.pass(); });
     }
     const Values fragment = sums.fragment(lane);
     if (adds(T::kStore) && tile.k == 0) return;
-    store_fragment(fragment, visitors, sink, tile, place, columns);
+    if constexpr (is_gated(T::kStore)) {
+      store_halves(fragment, visitors, sink, tile, row, columns / 2);
+    } else {
+      store_fragment(fragment, visitors, sink, tile, place, columns);
+    }
   }
 
   __device__ void skip(const Tile& tile) {

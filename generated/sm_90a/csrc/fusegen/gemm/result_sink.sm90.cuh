@@ -12,6 +12,7 @@
 #include "fusegen/sink/add.sm90.cuh"
 #include "fusegen/sink/aux_store.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/sink/gated_store.sm90.cuh"
 #include "fusegen/sink/loaded.sm90.cuh"
 #include "fusegen/sink/tma_store.sm90.cuh"
 
@@ -26,7 +27,9 @@ struct ResultSinkOf {
   using Unary = std::conditional_t<has_aux(T::kStore), AuxStore<Result, T::kBuffers, Change>, Alone>;
   using Stores = std::conditional_t<Change::kLoads, LoadedSink<Result, Values, T::kBuffers, Change>,
                                     Unary>;
-  using Sink = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
+  using Added = std::conditional_t<adds(T::kStore), AddSink<Result, Values, T::kBuffers>, Stores>;
+  using Sink = std::conditional_t<is_gated(T::kStore),
+                                  GatedStore<Result, Values, T::kBuffers, Change>, Added>;
   static_assert(Change::kLoads == (T::kStore == Store::binary), "barriers are those of the store");
 };
 template <class T, class Result, class Values, class Change>
@@ -40,7 +43,11 @@ __device__ ResultSink<T, Result, Values, Change> result_sink(
   using Sink = ResultSink<T, Result, Values, Change>;
   const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
   CopyBarrier* const loaded = cta.control().loaded[index];
-  if constexpr (adds(T::kStore)) {
+  if constexpr (is_gated(T::kStore)) {
+    const CUtensorMap* aux = nullptr;
+    if constexpr (has_aux(T::kStore)) aux = epilogue.asked ? epilogue.aux : nullptr;
+    return {{map, ring, cta.lane, {}}, epilogue.change, epilogue.row_values, aux, {}};
+  } else if constexpr (adds(T::kStore)) {
     return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
   } else if constexpr (Change::kLoads) {
     return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};

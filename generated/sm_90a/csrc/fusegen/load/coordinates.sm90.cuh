@@ -30,6 +30,17 @@ struct PlainCoordinates {
   }
 };
 
+// Operands of a gated fprop: box h of B has the tile's columns in half h of the weight's rows,
+// [groups, 2, n / 2, k], where it is clipped as a matrix by itself.
+template <int BoxWidthB>
+struct GatedCoordinates : PlainCoordinates<Gemm::fprop> {
+  static constexpr int kRankB = 4;
+
+  __device__ static BoxCoordinates b(const Tile& tile, int32_t column, int32_t k) {
+    return {k, tile.column / 2, (column - tile.column) / BoxWidthB, tile.group};
+  }
+};
+
 // Codes, whose contraction is contiguous: along tokens those of transposed copies.
 template <Gemm kind>
 struct CodeCoordinates {

@@ -2,6 +2,7 @@
 // stmatrix writes into a buffer of 2 KiB in the 128-byte swizzle that TMA reads.
 #pragma once
 
+#include <cuda.h>
 #include <cute/arch/util.hpp>
 
 #include <array>
@@ -20,6 +21,15 @@ inline constexpr int kChunkBytes = kChunkRows * kChunkColumns * 2;
 // How much of a row fills the swizzle's 128 bytes.
 template <class Result>
 inline constexpr int kStoreColumns = 128 / sizeof(Result);
+
+// Columns of a part of half a tile of `TileN`, which has whole parts, and how those are swizzled.
+template <int TileN>
+inline constexpr int kGatedColumns =
+    TileN / 2 % kChunkColumns == 0 ? kChunkColumns : kChunkColumns / 2;
+template <int TileN>
+inline constexpr CUtensorMapSwizzle kGatedSwizzle = kGatedColumns<TileN> == kChunkColumns
+                                                        ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                        : CU_TENSOR_MAP_SWIZZLE_64B;
 
 // The buffers of one warp, taken in turns.
 template <int Buffers>
@@ -40,18 +50,19 @@ struct ChunkRing {
 };
 
 // 16-bit results into a buffer, rounded and changed, where a change loads by what is there. Per 8
-// columns a lane holds two pairs of a fragment, one 8x8 matrix each.
-template <class Result>
+// columns a lane holds two pairs of a fragment, one 8x8 matrix each. Rows of half the columns are
+// 64 bytes in the swizzle of as many.
+template <class Result, int Columns = kStoreColumns<Result>>
 struct WriteChunk {
-  static_assert(sizeof(Result) == 2);
-  using Rounded = std::array<uint32_t, kChunkColumns / 4>;  // of a lane
+  static_assert(sizeof(Result) == 2 && (Columns == kChunkColumns || Columns == kChunkColumns / 2));
+  using Rounded = std::array<uint32_t, Columns / 4>;  // of a lane: of its first row, its second, ...
 
   template <bool Loads, class Change>
-  __device__ static void run(const Fragment<kChunkColumns>& fragment, uint32_t buffer,
+  __device__ static void run(const Fragment<Columns>& fragment, uint32_t buffer,
                              const Change& change) {
     const float* const in = fragment.values[0];
 #pragma unroll
-    for (int i = 0; i < kChunkColumns / 16; ++i) {
+    for (int i = 0; i < Columns / 16; ++i) {
       const uint32_t address = address_of(buffer, fragment.lane, i);
       uint32_t old[4] = {}, out[4];
       if constexpr (Loads) load_matrices(address, old);
@@ -64,11 +75,11 @@ struct WriteChunk {
   }
 
   // The same in two steps, for results that are written more than once.
-  __device__ static Rounded round(const Fragment<kChunkColumns>& fragment) {
+  __device__ static Rounded round(const Fragment<Columns>& fragment) {
     const float* const in = fragment.values[0];
     Rounded out;
 #pragma unroll
-    for (int i = 0; i < kChunkColumns / 4; ++i) {
+    for (int i = 0; i < Columns / 4; ++i) {
       out[i] = round_pair(in[i * 2], in[i * 2 + 1], Result());
     }
     return out;
@@ -78,7 +89,7 @@ struct WriteChunk {
   __device__ static void write(const Rounded& rounded, uint32_t lane, uint32_t buffer,
                                const Change& change) {
 #pragma unroll
-    for (int i = 0; i < kChunkColumns / 16; ++i) {
+    for (int i = 0; i < Columns / 16; ++i) {
       uint32_t out[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) out[j] = change(rounded[i * 4 + j], 0);
@@ -87,11 +98,14 @@ struct WriteChunk {
   }
 
  private:
+  static constexpr int kUnits = Columns / 8;  // of 16 bytes, of a row
+  static constexpr int kRows = 8 / kUnits;    // whose units change places alike
+
   // Of the lane's row of the two 8x8 matrices `i` and the next ones.
   __device__ static uint32_t address_of(uint32_t buffer, uint32_t lane, int i) {
     const uint32_t row = lane % 16;
-    const uint32_t unit = (i * 2 + lane / 16) ^ (row % 8);
-    return buffer + row * 128 + unit * 16;
+    const uint32_t unit = (i * 2 + lane / 16) ^ (row / kRows % kUnits);
+    return buffer + row * (kUnits * 16) + unit * 16;
   }
 
   __device__ static void load_matrices(uint32_t address, uint32_t (&old)[4]) {
