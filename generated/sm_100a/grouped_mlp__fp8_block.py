@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:442f8a442c445f27
+# checksum sha256:97a1c535e51121c4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f130a82cdbab2f0467e72b37e506676a96c13e6feed89ea078007d4075643e87"
+DIGEST = "aaa18bce06550af06b3ff2b85f293828bd53c59dbf7e35fd1482f0a13087e400"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -760,14 +760,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_pow2_tcgen05_fprop_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_pow2_tcgen05_dgrad_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_pow2_tcgen05_wgrad_e4m3_e4m3_pow2_1x128_split_128, from a model, not measured
     tokens < 4096: umma_128x128x128_2
+    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_untransposed_atoms

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:607c7b57d502aae1
+# checksum sha256:fdcfa8fa82a69723
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "b893afa9968d868894e7926fd53360b089f76fbf14cc9a842e68e92ad0a17298"
+DIGEST = "94e1deb4cead8119de23bc03e7fd9fdbc5fbdd18013735c6f379758f7038a377"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -759,14 +759,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     tokens < 4096: umma_128x128x128_2
+    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms
