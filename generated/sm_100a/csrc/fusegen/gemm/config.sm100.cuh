@@ -19,15 +19,25 @@
 
 namespace fusegen {
 
-// Names one kernel: tile, accumulators in tensor memory, limits.
-template <int M, int N, int K, int Sums, class Limits>
+// Names one kernel: tile, accumulators in tensor memory, CTAs that share an MMA, limits. A pair of CTAs
+// makes one tile: each has half of its rows, and loads half of the columns of B.
+template <int M, int N, int K, int Sums, int CtasPerMma, class Limits>
 struct Tcgen05Config {
-  static constexpr int tile_m = M;
+  static constexpr int tile_m = M / CtasPerMma;  // of a CTA
   static constexpr int tile_n = N;
   static constexpr int tile_k = K;
   static constexpr int sums = Sums;
-  static constexpr int cluster = 1;
+  static constexpr int cluster = CtasPerMma;
   static constexpr int shared_memory = Limits::shared_memory;
+
+  // As tile sources see it, which find tiles of both.
+  struct Whole {
+    static constexpr int tile_m = M;
+    static constexpr int tile_n = N;
+    static constexpr int cluster = 1;
+  };
+
+  static_assert(CtasPerMma == 1 || CtasPerMma == 2, "an MMA is of one CTA, or of a pair");
 };
 
 // `A_` and `B_` are elements of operands, `a` and `b` which way they lie in memory; `ScaleBlock` of
@@ -57,8 +67,9 @@ struct Tcgen05TileTraits {
   // A K-major box has no more rows than a group may lack; any other one is a swizzle's row wide.
   static constexpr int kBoxRowsA = a == StageMajor::K ? 64 : kSwizzleBytes * 8 / kBits;
   static constexpr int kBoxWidthB = b == StageMajor::K ? 128 : kSwizzleBytes * 8 / kBits;
+  static constexpr int kLoadedN = kTileN / kCluster;  // columns of B that a CTA loads
   static constexpr int kBoxesA = kTileM / kBoxRowsA;
-  static constexpr int kBoxesB = kTileN / kBoxWidthB;
+  static constexpr int kBoxesB = kLoadedN / kBoxWidthB;
   static constexpr int kBoxBytesA = kBoxRowsA * kTileK * kBits / 8;
   static constexpr int kBoxBytesB = kBoxWidthB * kTileK * kBits / 8;
   static constexpr int kBytesA = kBoxesA * kBoxBytesA;
@@ -97,7 +108,10 @@ struct Tcgen05TileTraits {
 
   static_assert(kBits == UmmaElement<B>::kBits);
   static_assert(kTileK * kBits == 8 * kSwizzleBytes, "a K-major box is one swizzle atom wide");
-  static_assert(kTileM == 128, "an MMA of one CTA has a row for each lane of tensor memory");
+  using Peer = PeerBarriers<kStages, kCluster>;
+
+  static_assert(kTileM == 128, "a CTA has a row for each lane of tensor memory");
+  static_assert(kLoadedN % 128 == 0, "boxes of B are 128 columns, of either half");
   static_assert(kTileN == 128 || kTileN == 256, "boxes of 128 columns; an MMA has 256 at most");
   static_assert(kSums == 1 || kSums == 2, "one is read while the other one is added to");
   static_assert(kUsedColumns <= 512, "tensor memory has 512 columns");
@@ -119,8 +133,8 @@ template <Gemm kind, class Element, class Config, Store store>
 struct Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f16, Element, Element, kMajorOfA<kind, 16>,
                                          kMajorOfB<kind, 16>, Config, store> {
   static constexpr Gemm kKind = kind;
-  using Walk = Walker<kind, Config>;
-  using Source = TileSource<kind, Config>;
+  using Walk = Walker<kind, typename Config::Whole>;
+  using Source = TileSource<kind, typename Config::Whole>;
   using Coordinates = PlainCoordinates<kind>;
 };
 
@@ -129,8 +143,8 @@ template <Gemm kind, class A, class B, class Config, Store store>
 struct Fp8Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f8f6f4, A, B, kMajorOfA<kind, 8>,
                                             kMajorOfB<kind, 8>, Config, store> {
   static constexpr Gemm kKind = kind;
-  using Walk = Walker<kind, Config>;
-  using Source = TileSource<kind, Config>;
+  using Walk = Walker<kind, typename Config::Whole>;
+  using Source = TileSource<kind, typename Config::Whole>;
   using Coordinates = PlainCoordinates<kind>;
 };
 
@@ -139,7 +153,8 @@ struct Fp8Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f8f6f4, A, B, kMajorO
 template <class Stated, class T, class Config>
 constexpr bool agrees() {
   static_assert(agrees_rows<Stated>());
-  static_assert(Stated::tile_m == Config::tile_m, "tile_m: unit against Tcgen05Config");
+  static_assert(Stated::ctas_per_mma == Config::cluster, "ctas_per_mma: unit against Tcgen05Config");
+  static_assert(Stated::tile_m == Config::Whole::tile_m, "tile_m: unit against Tcgen05Config");
   static_assert(Stated::tile_n == Config::tile_n, "tile_n: unit against Tcgen05Config");
   static_assert(Stated::tile_k == Config::tile_k, "tile_k: unit against Tcgen05Config");
   static_assert(Stated::sums == Config::sums, "sums: unit against Tcgen05Config");

@@ -10,12 +10,16 @@
 // Loads, barriers, visitors and sinks are Hopper's: a warp reads tensor memory in strips of 16 rows,
 // whose values lie as every MMA of 16 x 8 results leaves them. One accumulator is stored while the
 // other one is added to.
+//
+// A pair of CTAs makes tiles of 256 rows, each CTA 128 of them: warp 2 of the first asks for the MMAs of
+// both, which read what either has loaded, and the tensor core tells both when they are done.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/fragment/tensor_memory.sm100.cuh"
 #include "fusegen/gemm/arguments.cuh"
@@ -26,6 +30,7 @@
 #include "fusegen/gemm/operands.sm90.cuh"
 #include "fusegen/gemm/result_sink.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
+#include "fusegen/load/pair_loader.sm100.cuh"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/load/tma_loader.sm90.cuh"
 #include "fusegen/mainloop/tcgen05.sm100.cuh"
@@ -40,6 +45,7 @@ namespace fusegen {
 template <class T>
 struct Tcgen05Control {
   StageBarriers<T::kStages> stages;
+  typename T::Peer peer;
   typename T::Sums sums;
   TileRing ring;
   CopyBarrier loaded[T::kStoringWarps][T::kBuffers];  // where results meet other values
@@ -49,7 +55,8 @@ struct Tcgen05Control {
   // One thread, before any other one touches it.
   __device__ void init() {
     stages.init(1);
-    sums.init(T::kStoringWarps);
+    peer.init();
+    sums.init(T::kStoringWarps * T::kCluster);
     ring.init(1 + 32 + 32 * T::kStoringWarps);
     if constexpr (loads(T::kStore)) {
       for (auto& barriers : loaded) {
@@ -93,6 +100,15 @@ struct StoringWarp {
   }
 
  private:
+  // To who adds to the accumulator.
+  __device__ void say_empty() const {
+    if constexpr (T::kCluster == 1) {
+      sums.empty[sum.slot].arrive();
+    } else {
+      sums.empty[sum.slot].arrive(0u);
+    }
+  }
+
   __device__ void store(const Tile& tile) {
     const bool nothing = tile.k == 0;
     const Place place{row, tile.column};
@@ -110,8 +126,25 @@ struct StoringWarp {
     if (nothing) return;
     tcgen05::fence_before_sync();
     __syncwarp();
-    if (lane == 0) sums.empty[sum.slot].arrive();
+    if (lane == 0) say_empty();
     sum.advance();
+  }
+};
+
+// Tiles as one CTA of a pair has them: 128 rows. One without a row of its own loads what B needs, and
+// the scales of rows that there are.
+template <class T, class Source>
+struct HalvesOf {
+  Source source;
+  uint32_t rank;
+
+  __device__ Tile next() {
+    Tile tile = source.next();
+    if (T::kCluster == 1 || rank == 0) return tile;
+    const int32_t below = tile.rows - T::kTileM;
+    tile.row += below > 0 ? T::kTileM : 0;
+    tile.rows = max(below, 0);
+    return tile;
   }
 };
 
@@ -131,7 +164,9 @@ __device__ void run_tcgen05_cta(const Loader& loader, const Visits& visits,
     prefetch_descriptor(map_d);
     epilogue.prefetch();
   }
-  if (cta.warp == kAsking) tcgen05::allocate<T::kTensorColumns>(&control.tensor_memory);
+  if (cta.warp == kAsking) {
+    tcgen05::allocate<T::kTensorColumns, T::kCluster>(&control.tensor_memory);
+  }
   tcgen05::fence_before_sync();
   cta.enter();
   tcgen05::fence_after_sync();
@@ -145,10 +180,15 @@ __device__ void run_tcgen05_cta(const Loader& loader, const Visits& visits,
     loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
     let_next_kernel_start();
   } else if (cta.warp == 1) {
-    write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+    using Halves = HalvesOf<T, typename T::Source>;
+    write_tiles(Halves{{walk, control.order}, cta.rank}, control.ring, cta.lane);
   } else if (cta.warp == kAsking) {
-    TensorSums<T>(cta.shared, control.stages, control.sums, control.tensor_memory)
-        .run(control.ring);
+    TensorSums<T> asks(cta.shared, control.stages, control.peer, control.sums,
+                       control.tensor_memory);
+    if constexpr (T::kCluster > 1) {
+      if (cta.rank > 0) asks.tell_first(control.ring);
+    }
+    if (cta.rank == 0) asks.run(control.ring);
   } else if (cta.warp >= kStoring) {
     StoringWarp<T, Result, Visits, Change>(cta, visits, map_d, epilogue, columns,
                                            cta.warp - kStoring)
@@ -157,12 +197,17 @@ __device__ void run_tcgen05_cta(const Loader& loader, const Visits& visits,
   __syncwarp();
   tcgen05::fence_before_sync();
   __syncthreads();
+  cta.leave();
   tcgen05::fence_after_sync();
-  if (cta.warp == kAsking) tcgen05::deallocate<T::kTensorColumns>(control.tensor_memory);
+  if (cta.warp == kAsking) {
+    tcgen05::deallocate<T::kTensorColumns, T::kCluster>(control.tensor_memory);
+  }
 }
 
-template <class T>
-using Tcgen05Loader = TmaLoader<T, typename T::Coordinates, NoExtras>;
+template <class T, class Extras = NoExtras>
+using Tcgen05Loader =
+    std::conditional_t<T::kCluster == 1, TmaLoader<T, typename T::Coordinates, Extras>,
+                       PairLoader<T, typename T::Coordinates, Extras>>;
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store, class Change>

@@ -26,8 +26,8 @@ struct ScaledTcgen05Traits
                         kMajorOfA<kind, bits>, kMajorOfB<kind, bits>, Config, store,
                         bits == 4 ? 16 : 32> {
   static constexpr Gemm kKind = kind;
-  using Walk = Walker<kind, Config>;
-  using Source = TileSource<kind, Config>;
+  using Walk = Walker<kind, typename Config::Whole>;
+  using Source = TileSource<kind, typename Config::Whole>;
   using Coordinates =
       std::conditional_t<bits == 4, ScaledCoordinates<kind, bits>, PlainCoordinates<kind>>;
 };
@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(
                                const __grid_constant__ Shape shape) {
   using T = ScaledTcgen05Traits<kind, A, B, Config, store>;
   using Scales = AtomLoader<kind, T>;
-  const TmaLoader<T, typename T::Coordinates, Scales> loader{&map_a, &map_b, Scales{scales}};
+  const Tcgen05Loader<T, Scales> loader{&map_a, &map_b, Scales{scales}};
   if constexpr (T::kBits == 4) {
     run_tcgen05_cta<T, Stored<Element, store>>(
         loader, gemm_visitors<kind, store>(bias, shape, amaxes), &map_d, epilogue, shape);
