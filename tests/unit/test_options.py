@@ -49,7 +49,7 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
-IN_ROUTERS = ("main_grad", "delay_wgrad", "ranges")
+IN_ROUTERS = ("main_grad", "ranges")
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
