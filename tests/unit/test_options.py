@@ -52,7 +52,7 @@ IN_EXPERTS = (
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
 IN_NORMED = tuple(name for name in IN_MLPS if name != "backward_calls")
-IN_ROUTERS = ("main_grad", "delay_wgrad", "ranges")
+IN_ROUTERS = ("main_grad", "ranges")
 INHERITED = {
     "add_extra_input": ("ranges",),
     "bias": ("ranges",),
