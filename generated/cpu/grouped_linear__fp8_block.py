@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:082d57be5ead8bc7
+# checksum sha256:a9e6223de058bbff
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "0d172a7af02f1d4ae00a390bb147b7d70ce132b3b2be50be81d7364f68226609"
+DIGEST = "251553ea964f9bb3ae99a9afad99e5517a77b1f48539a95e1c66102f2a0541db"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9c326dc989e080de
+# checksum sha256:3e15dbb7372b6947
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "2604867c6e60002a1cc60b9283fe31594a52a8a39b37174330182d0bb503a7cd"
+DIGEST = "13248603a9f63ce05b7eac794297352fa2c988c4342dde2986e4f553dea70ebc"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:983e26f462abfe33
+# checksum sha256:c6b033e5b700e81c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "9228af7d920bcc9acf6753a08ce6c1afd4494c6a8ec67a2d6ab30ce9014c70f0"
+DIGEST = "2366af0d47181b9cd555bc9ed443853e8323aebae9c24065c6380c69178521f9"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

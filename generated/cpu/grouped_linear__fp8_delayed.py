@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aa033d3e2c3b10ce
+# checksum sha256:02425eff23e47da4
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "508bcc401f8979baa36981d73f1bfa9aa92fcba31655c9d0504b4af174f2c836"
+DIGEST = "69094ae509844b37f96e29594f99a2ec585aafc03809e09423a0a94bfb71314b"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

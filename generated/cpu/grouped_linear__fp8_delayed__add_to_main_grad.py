@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36ab2e213673a31c
+# checksum sha256:f9e44209b1684300
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "85fa214f3ebc3be8d816300b54cff99c575bab4ca04a4db24de8b08d3132309f"
+DIGEST = "238764dde8bbaf7daf35525a34ecb0663fdf6d0f8f9dae49cae2155667065c9d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

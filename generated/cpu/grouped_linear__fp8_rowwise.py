@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cb8ce7970340f6a6
+# checksum sha256:7bde4c5b671a5c8c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "9694f1dd023ab1e77f2506c5d47eefcbb21d0e043b43a60d5d273d3949a88c48"
+DIGEST = "b1a919227497386e2f09d3ad29ae43e7ebc4ad7c4c4c9e05cbada6067101b0d0"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

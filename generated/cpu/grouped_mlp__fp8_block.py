@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4a85af539bf3ecfa
+# checksum sha256:56a2091495884d38
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f12f5c296ca095b4876de916e8fabceccd5ce0895eba410bc3d5be36cd680e65"
+DIGEST = "081a9d2ab964ba149f7263b968ec5e9adfa217a60bcbeac2f4fc65a871d3b5c2"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

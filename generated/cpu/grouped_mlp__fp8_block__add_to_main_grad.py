@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bb32d39ff967a941
+# checksum sha256:b9b88a88606643e3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ba6caf6f5fa7075fe3e06c3f11df59b1472c003c58ffff8d6fa727a04909792c"
+DIGEST = "78b8735f845cf63b130e225d2b71326d055e2584e62ffd9dc71525c91a2217fc"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3fb363b073c153f3
+# checksum sha256:a64079e9006ab3cb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "5830c9e52fd4ec2ca959d1994b48f3e758689dbb0c851d73c42cf9a917c3159b"
+DIGEST = "332ddd5961380718c18f7423c96ed5752e621285b1e326b76385e74bd4169ba4"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

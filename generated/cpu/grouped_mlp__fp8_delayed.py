@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d69d8b6ae7fe230e
+# checksum sha256:d8ca2732be637fec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "bc9fef2976e78b941d07756e684a00dc8d40cf24c7c815714e4966876aff38fd"
+DIGEST = "f41865c2ab3bc57d78665afffc7849ce5e46612206fbcf45269f5eed46b08c5b"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2d45b71819dcd001
+# checksum sha256:59a6e26dcaeda7c7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "c79c7ed4e274a8cb1703440e8ca9f4e443a1357f65697a17edaa8bc11dddfd90"
+DIGEST = "a21719fa6f734e9b1b1923d4cddc67fbe79de74c31e689939cdcfc256d9b221d"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

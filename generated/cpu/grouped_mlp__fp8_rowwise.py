@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:81ae684c44d3f1a1
+# checksum sha256:3a049fbf95c58ed7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "5e70f3f9c8200dd9a0df8ffde6fe06bd4d204e483c4ec1155c1bc538cf6702c7"
+DIGEST = "242a2c1506330e6e95be520b118d1526dd6436328212608e884322c6b5a55405"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

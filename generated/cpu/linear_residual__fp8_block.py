@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d1316e0e4dc44989
+# checksum sha256:6c6e8c60f09563e2
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "b9f7cb7fd25d29be40a2848f50e900dd7bcc63a515c8c59d97d85cb4f3149e16"
+DIGEST = "e485b4556e3c7616bddb898c3a8c85b0ec7e37ad592f98d18969e36c219b2256"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8410c0dc0d119c51
+# checksum sha256:570d2bfbc8748ad8
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "25bcfe390dba3cc04ae91e0ea79c45ca3f5274933b991d9a5c70206204a492ea"
+DIGEST = "01b962c5f4e999b15a4fb79c9e19c8e522ccf9308ab76f586f472a0d012c307e"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

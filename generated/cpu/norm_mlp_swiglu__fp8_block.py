@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:723033652f2d78d5
+# checksum sha256:73a1db875a3ed452
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "b1c4f99ca77c03c5ba517f6df1f3340229bcd47fcf2cbe002e6bb037f31fb7b7"
+DIGEST = "d2fcd57a36000dd6732076f4f6037d268542ee31dd3de49eec17105796406d2c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

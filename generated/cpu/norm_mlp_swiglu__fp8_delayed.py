@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:198b0ddd7daf074a
+# checksum sha256:a7315df595eb32d3
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "4ec14e3b4d02dcca51611ddb4494daeec3de26e5d54450cc5d55701ae53fdb40"
+DIGEST = "ab300c9e9c6232a49297fb8534433e30651e3c38f1a8df2ea38621d1f280492e"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f0f25ef8ba6fbbbd
+# checksum sha256:d2d1faf71bdb8c5f
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "9df9fd1ed87c4a819beec382debf1b2154de27a12d1e16b69ee86aac2813f91d"
+DIGEST = "4f4cc96edc00143f2db81ed8bd6507215fa59f46dc6808070eb4f192a5dc64db"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

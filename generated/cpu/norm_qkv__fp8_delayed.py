@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3adfdcdbc71236a3
+# checksum sha256:f5d3f2c50f56338a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "3084ee45ab450ece96012035b816a2ddd958e98ea3788471b2d7f23f8719f0af"
+DIGEST = "3585c8d39fdbfb60a01af9e6de2965901d78199fa1668380a937b54cdba5a68d"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

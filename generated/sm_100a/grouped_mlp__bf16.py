@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:94d7c58b146593ee
+# checksum sha256:cb71269d882ce7d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "422cf3276cb3c302e42768fc7bf2c99d7f553b5bd050aaf56909df89faf2fc24"
+DIGEST = "6a842ef2f739e340079926bdab55d756e32dcf54f82105d971c49ab5ddea83f0"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

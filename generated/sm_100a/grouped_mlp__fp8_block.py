@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:36ea4a4b958d6bab
+# checksum sha256:1963e2171a1de132
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "a3b8aa28e8899a8fca5320e9e20f3cd08a332b2a8eb11fc6fe9685f10777f668"
+DIGEST = "efcbb91a6ceef2cc9b7f0493ce789838dd07a2f6597dcc717fb2c80ffa1a6398"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

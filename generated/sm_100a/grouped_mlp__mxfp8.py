@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0cab33b129e04668
+# checksum sha256:6c00d5b1cac594fa
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "57b9dcf1a192e61843ae498aab1197631da0c0837e987837be2c40b6fd957b6e"
+DIGEST = "9b8b63edc03b392d2db6e1d2c25c57d1d282a3b93d3a32a4259a0756454fe12d"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:061e205adacd5d27
+# checksum sha256:de9cb4a10730ff4e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "eb30aacdc7c160f04e6e2c6098f6d436c99c4626660b30601ab6c6a534fa2554"
+DIGEST = "ca0038d4d2f5085a209291775eef8a5df9c960e073621fa236bdafea97e751e8"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

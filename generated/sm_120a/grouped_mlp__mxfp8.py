@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d89141db747dad49
+# checksum sha256:71a685cf559dfe4a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "7f3b724b6e9a86f69f7f7e41d95de9d4c656a0acdef44f1e9dbce3a2d195abf9"
+DIGEST = "70fe87d16e2d0d3305a0793a4c5e541fa82c81aaefcb056ed8281d4f33ff7d18"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

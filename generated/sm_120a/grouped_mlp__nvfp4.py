@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b3c635d2ed55d3c0
+# checksum sha256:08c19a4792afe131
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "18ac174c89cdfb10375b6ed84975bd5b81ee355cfac65be77d1ed82712674ae7"
+DIGEST = "f850d128561459b3843515b57e17f52fc0f193d6003dfed963102e03407e52b9"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

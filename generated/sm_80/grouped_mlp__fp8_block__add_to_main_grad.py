@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6a214e90ee20f0bf
+# checksum sha256:28b7a8468362c1ff
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a589cce7ed4bcbce86c616d4812f2bd82ad712d1281236f56065d06f072c1e77"
+DIGEST = "edda16855cfde0bb85e97843b7f8781d643bd5dcb17df06c7a6c3a0823177f19"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dfd24fc56ff3d3ae
+# checksum sha256:5013249d2c012d16
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "e5a3cbb8535017e98aa402aa8f0c30f1c9850cd08ac4f852b4bec7b8d4570166"
+DIGEST = "70c5a6dc69346ce522499e247f16eb3217fa00f999b2913d3073d6e7a6403712"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

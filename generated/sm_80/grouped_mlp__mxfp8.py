@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:591e0b8445288fe1
+# checksum sha256:c6e0b804a9d63384
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "f17616cced2fa3f3e94123f23138ede0672deeb1e1255b01e85847b755c7e4ba"
+DIGEST = "b133f51a6e878cfc78bf39622d6baa5b95355ce02a67685cfc2f45e6ef6e2be0"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

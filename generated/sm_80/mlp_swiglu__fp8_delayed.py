@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:745d6b0e9daf61ad
+# checksum sha256:95f201c6101336bb
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "f3448f71e09fa964c506f857aca746658c05eb80fed301f30537ab1823872442"
+DIGEST = "67293d0ce5b81e6b864beadee24b48f4c7694ec335bb8a1f95f445daad9da5cb"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d6752fa0950dea02
+# checksum sha256:1dd3550f59aed1b8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "edda14b4a8346312792cd84acd289d52c1c27b43690795fa45503850e4724163"
+DIGEST = "84c7c100218312418fc24ab62ceebcce9039df729f8316bc13821aa01660afc6"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:57a92a389e06cc64
+# checksum sha256:24982d7a12ad2bc3
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "dd2e8914a764ccf932e725c51d190b7a2a0dd92184a15fb97c19d3273417d5c0"
+DIGEST = "b40ed9878fc2feed2e4528ac9a3f4c4c0c0ae14660ac732315c0fb712321cc3e"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6ca3e9c101e2d7d0
+# checksum sha256:338d50c4c56b7519
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "7d21a8ee50d991dbdb10ca0edfe3796f61117afd233ad1f363293c5586d1be38"
+DIGEST = "69de597ec451db1c75c1e90f51517617e22a0f7dd795fd57307f3358911457cb"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fbb93c2b413cb9d4
+# checksum sha256:a6b029e2c95ece1d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f28736a84a6f41fded7757dd5cdb285550752d0ad8bf80960d5e1bdea7a2d972"
+DIGEST = "47374aca2a02fee2717e858ad74f62c3885dfaef5dc6670edc38be3e72cb513a"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e514cc3ea96fbff8
+# checksum sha256:b8ac5b7a4d1ee452
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "2c82d63410c36ac8bea2f30bba240e6da083010e7bd04751bcdb9e418b5184ca"
+DIGEST = "887c6a2d374a16a6f113e4e119e112673c963fba9d4befd3401d7620b9e272c6"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

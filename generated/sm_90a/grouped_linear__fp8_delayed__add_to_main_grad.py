@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:33c2f74075c7d51f
+# checksum sha256:bfb5eadc48ee4fd2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "be1720cf4e58358bd4848d7ce6bb26b431cc04a3450a07593d4bc9c837bb2581"
+DIGEST = "42073124bace7bc83c5910bfae5284deb73ba465799b0c275b54f98cb0556a7f"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cc7fe7622805186c
+# checksum sha256:66c40d4dd616a5f7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "faf86997e622890a5691902dbf33da20163806d70f18c3bb44ac33510020cd19"
+DIGEST = "41073ebc430dab8ce370b508c14467daaeaf2fed946ca830fed43e0581868f11"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

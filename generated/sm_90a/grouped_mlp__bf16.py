@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5ed0b67df1a0c9ce
+# checksum sha256:fffc6db31837df1c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "f9e42ad90e51c4a78e7369e3919d09fc7103b918ffd8a574a2781effff4ac531"
+DIGEST = "afba9e803caee519bc54b312ce8c118577fa7863091cde9bee97287abc3fdb98"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b6dd97f4d90cbfed
+# checksum sha256:495dc1bcd7f07da5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "d8aa818aaa5369c4c826f260e2cb59b0ef9ef92a5de9f42de4508df5ea82e790"
+DIGEST = "5a9ed107ea456d481785163cc6826cd66cd6a972f79a0f6bc8a76602fbf8cf0b"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c8140a69d3dcc2f
+# checksum sha256:762396d7761e4eff
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "58b9c43e5152ca027aeef072e63182ce93387b977610bbba14ce00700036c8b7"
+DIGEST = "f995f9317fa55479d5b203aa561df0cb1caa8c16f8620e8c455241ddb84041a4"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d83c7c62140119f5
+# checksum sha256:3fd474f87ad4f7ba
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "c365c5705a542c9d8d6cc266b03e869afdd222fd4935710d72f1089dd3ed61e5"
+DIGEST = "4df3169c4a60778532b5dd50557963abb0054ec6d7d8f83d433cc6ce45cff9f7"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

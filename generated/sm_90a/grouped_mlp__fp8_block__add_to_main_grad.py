@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fa3bf4f982f69585
+# checksum sha256:118df8c51e176011
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1d0af6ef1109935189d24282cf8c6c06cfb39873b6ef0ae450a31be75f0e4e01"
+DIGEST = "ede6f3bc171468d2d2ab1d414808f7188f832b6d39d4ec06749306eea5bafa6d"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

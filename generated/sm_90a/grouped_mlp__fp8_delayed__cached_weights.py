@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fb4ff78ab5d4098d
+# checksum sha256:9d47e9b6b2909e85
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "6e17849cbcb6ea5ecdd1e385f050363ee5173ed0ef8662f401d71b2f9bf4bbb6"
+DIGEST = "94c796e209d129f5a3941fe7309643d0e359e09680b9f1a3216e9c78e81443bb"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ac8c3b8fb548fac4
+# checksum sha256:eaa29ccd66ca075b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "99400e310c4838494dda8f2571b7c6dff36cecbec5f120f7ed9621fa49c21d4f"
+DIGEST = "84617a5e3974ba457314a24fcfa39dc9188479cde7589d3a8a41932400c153b7"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6d4d9c0239c350d9
+# checksum sha256:c15d68c46279f766
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "9b877c76f71312a4f4b80dafaac0aa7c1fb858faa61d90a976f8018ecfa18168"
+DIGEST = "f41b23236d72d366d3ec9b19e49401b75bf4840f7bbc6a2115982cbf51c859ae"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7aec7d653364cc22
+# checksum sha256:93d2d0ea1ce2ce85
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "8fd4d3ee6876bad1222a426e8a25a6262a003c343a1cf8b2e27eaaf92dbb3f71"
+DIGEST = "df78eea8b5f30d0be6ede7977575861c88fb71475fe5dcd2e1d6cf17f24e93e2"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6f303ceae0e88693
+# checksum sha256:e1ab50a638cdfe19
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "e69f97772f54f6372535053b29fd0df1b06281a8b9326b1c1d0ae41ba5ebc743"
+DIGEST = "f8c051598006fb53e2be29beb296a0770068f1dd9045724532b53c3ae5a36954"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -24,7 +24,7 @@ enum class Store {
   unary,        // as io, and then changed by expressions of it; fprop and dgrad
   unary_aux,    // the same, and what it was before them goes to a tensor of its own, if asked for
   binary,       // the same, one of the expressions is of another tensor, too
-  fp32,         // written in fp32; wgrad alone
+  fp32,         // written in fp32
   add,          // added in fp32 to what is there; wgrad alone
   add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
