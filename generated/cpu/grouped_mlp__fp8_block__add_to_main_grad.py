@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:671ad82d86de91d0
+# checksum sha256:b9b88a88606643e3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "72f40f4713f3a1bd1bb3b39943b01e5d14b9ec01eee03b67c5e7f9b993261fa7"
+DIGEST = "78b8735f845cf63b130e225d2b71326d055e2584e62ffd9dc71525c91a2217fc"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -36,17 +36,31 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
+    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = (
-        x.new_empty((T, 2 * F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
+    h = x.new_empty((T, 2 * F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((E, -(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
     )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -56,6 +70,12 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 128 + E, F), dtype=torch.float32) if need_dfc2_weight else None
     )
+    fc1_weight_columnwise = (
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((E, -(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
+    )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
@@ -64,7 +84,18 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 128 + E, H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
+    return (
+        y,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -80,7 +111,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -94,11 +125,13 @@ def _backward_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
@@ -114,11 +147,13 @@ def _backward_fake(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
         fc1_weight_main_grad,
@@ -128,16 +163,14 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -157,9 +190,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
@@ -173,16 +205,14 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else fc1_weight_main_grad.shape[-2] // 2
@@ -200,15 +230,17 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
     "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=12,
+    tensors=14,
     mutated=2,
     reference=reference.backward,
     flops=_backward_flops,
@@ -240,7 +272,18 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_overwrite_main_grad: bool,
         fc2_weight_overwrite_main_grad: bool,
     ) -> Tensor:
-        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
+        (
+            y,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            x_columnwise,
+            x_columnwise_scale,
+        ) = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -254,16 +297,17 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
-            fc1_weight if need_dx else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -621,9 +665,10 @@ buffers
                                4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [T, ceildiv(H, 128)]; float32; 4 T ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
+                               kept for the backward
   fc2_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
+                               4 E ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
   dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale          [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; workspace
@@ -634,9 +679,10 @@ buffers
   dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale             [T, ceildiv(2 * F, 128)]; float32; 4 T ceildiv(2 F, 128) bytes;
                                workspace
-  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
+                               kept for the backward
   fc1_weight_columnwise_scale  [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                               4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
+                               4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
   dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
                                2 F align(32 (T // 32 + E), 16) bytes; workspace
   dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes; workspace
@@ -645,13 +691,16 @@ buffers
   x_columnwise_scale           [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes;
                                kept for the backward
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
-    a_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale
-     2 E 2 F H + E 2 F align(H, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     2 E 2 F H + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16)
+     bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      2 T 2 F H flop;
@@ -662,53 +711,50 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   5. quantize: a, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
      2 T F + 8 E + T align(F, 16) + 4 T ceildiv(F, 128) + F align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) F bytes
-  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale
-     2 E H F + E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes
+  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     2 E H F + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      2 T H F flop;
      T align(F, 16) + 4 T ceildiv(F, 128) + E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
      8 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
     x_columnwise, x_columnwise_scale, fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs,
     dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H + 2 E H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      2 T H F flop;
      T align(H, 16) + 4 T ceildiv(H, 128) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
      8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      2 T H F flop;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) F + 8 E + 8 E H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias
      2 T 2 F + 8 E + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(32 (T // 32 + E), 16) + 4
      (T // 128 + E) 2 F + 2 E 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      2 T 2 F H flop;
      T align(2 F, 16) + 4 T ceildiv(2 F, 128) + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
      ceildiv(H, 128) + 8 E + 2 T H bytes;
      if need_dx
-  9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T
@@ -716,16 +762,23 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes         8 E bytes; always
-  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc1_weight          2 E 2 F H bytes; if need_dx
-  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale  4 (T // 128 + E) F bytes; if need_dfc2_weight
-  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
-      E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
-      included
+  split_sizes                  8 E bytes; always
+  probs                        4 T bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise        E F align(H, 16) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
+                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 (T // 128 + E) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
+  fc1_weight_columnwise_scale  4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
+  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale           4 (T // 128 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + F align(32
+      (T // 32 + E), 16) + 4 (T // 128 + E) F + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
+      ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and
+      parameters included
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b29b57733f0e3cf1
+# checksum sha256:485117041400172f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "0703124d1ec44c511766a908596a01b5e65120cfbdb4fef42e24ea1175d9e0d1"
+DIGEST = "9474c2370095e87c1d96ea3d4e09a271519d556b01279137ccb5eb381ff7b981"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ede6ddb85f16cab
+# checksum sha256:76675f715394258a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "55c77a99d0a15c71eca6e680c4b62400d52cb6dce697028a9c2e3cfcf5fb9a6b"
+DIGEST = "15c058c77c7c6278f4f7fe2a8b9c035774f255d6499be4f7c8c8927eda4c32dd"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dc22f1b0980030ba
+# checksum sha256:079316f1acb3e4c3
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "cedb41055220e501b068ad207e5bc4491b6cdda9f1f0654f8346ca8521dea82b"
+DIGEST = "58b14c9648a150b2f13a16e39dad996aea79e03019bec28119c79b49c4d2cf18"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:09bef0d1deb7bb52
+# checksum sha256:292ca3cc2a62167e
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "62bf0cb7d1be616ec5702ad401506d0c429f32364c1eba40485e4935c22bb100"
+DIGEST = "1dcb8172ddd85695f82e02b435ec750c793c94348661e053626e9d0daab9b5c3"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:af85c01226dc52ae
+# checksum sha256:fe5f0a527be260a0
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "6dc284eb9cf144a5ff42a1469ddc70f6d93aa88e87956c2df7aeeb146556d1ac"
+DIGEST = "547e481152d2ff393a755dbc7ef65321327d3612d29c58dbbc13f31185035807"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:39edc4798cdcc771
+# checksum sha256:73a1db875a3ed452
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "c59bdfafd3a0606f82dee89fca4d5b7650d7a808febe1c8b3b5ba3df3a5e54b3"
+DIGEST = "d2fcd57a36000dd6732076f4f6037d268542ee31dd3de49eec17105796406d2c"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -38,20 +38,32 @@ def _forward_fake(
     need_dfc1_bias: bool,
     norm_eps: float,
 ) -> tuple[
-    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
 ]:
     reference.check_forward(x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc2_weight.shape[-1]
+    keep_norm_rstd = need_dx or need_dnorm_weight
+    keep_h = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    norm_rstd = (
-        x.new_empty((*x.shape[:-1],), dtype=torch.float32) if need_dx or need_dnorm_weight else None
+    norm_rstd = x.new_empty((*x.shape[:-1],), dtype=torch.float32) if keep_norm_rstd else None
+    h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else None
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
     )
-    h = (
-        x.new_empty((*x.shape[:-1], 2 * F))
-        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-        else None
+    fc2_weight_columnwise_scale = (
+        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
     )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
@@ -59,13 +71,35 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
     )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_norm_rstd
+        else None
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((-(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32)
+        if keep_norm_rstd
+        else None
+    )
     n_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
     n_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return y, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale
+    return (
+        y,
+        norm_rstd,
+        h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        n_columnwise,
+        n_columnwise_scale,
+    )
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -81,7 +115,8 @@ _forward = _library.register(
     "(Tensor x, Tensor norm_weight, Tensor fc1_weight, Tensor fc2_weight, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dnorm_weight, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "float norm_eps) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "float norm_eps) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=6,
@@ -96,11 +131,13 @@ def _backward_fake(
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -118,24 +155,24 @@ def _backward_fake(
         x,
         norm_weight,
         norm_rstd,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -151,9 +188,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -165,14 +201,12 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -188,15 +222,17 @@ def _backward_flops(
 _backward = _library.register(
     "norm_mlp_swiglu__fp8_block",
     "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
+    "bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=11,
+    tensors=13,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -222,21 +258,31 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         norm_eps: float,
     ) -> Tensor:
-        y, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale = (
-            _forward(
-                x,
-                norm_weight,
-                fc1_weight,
-                fc2_weight,
-                fc1_bias,
-                fc2_bias,
-                need_dx,
-                need_dnorm_weight,
-                need_dfc1_weight,
-                need_dfc2_weight,
-                need_dfc1_bias,
-                norm_eps,
-            )
+        (
+            y,
+            norm_rstd,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            n_columnwise,
+            n_columnwise_scale,
+        ) = _forward(
+            x,
+            norm_weight,
+            fc1_weight,
+            fc2_weight,
+            fc1_bias,
+            fc2_bias,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dfc1_bias,
+            norm_eps,
         )
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.set_materialize_grads(False)
@@ -244,13 +290,13 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
-            fc1_weight if keep_norm_rstd else None,
             h,
-            fc2_weight
-            if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-            else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -326,18 +372,30 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             _,
             _,
             need_dx,
             need_dnorm_weight,
-            need_dfc1_weight,
             _,
-            need_dfc1_bias,
+            _,
+            _,
             norm_eps,
         ) = inputs
-        _, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale = output
+        (
+            _,
+            norm_rstd,
+            h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            n_columnwise,
+            n_columnwise_scale,
+        ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.set_materialize_grads(False)
@@ -345,13 +403,13 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
-            fc1_weight if keep_norm_rstd else None,
             h,
-            fc2_weight
-            if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-            else None,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -611,9 +669,9 @@ buffers
                                4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [T, ceildiv(H, 128)]; float32; 4 T ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
+  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
   fc2_weight_columnwise_scale  [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
+                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
   dy_columnwise                [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
@@ -622,9 +680,10 @@ buffers
   dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale             [T, ceildiv(2 * F, 128)]; float32; 4 T ceildiv(2 F, 128) bytes;
                                workspace
-  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
+                               kept for the backward
   fc1_weight_columnwise_scale  [ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
+                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
   dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale          [ceildiv(T, 128), 2 * F]; float32; 4 ceildiv(T, 128) 2 F bytes;
                                workspace
@@ -633,13 +692,15 @@ buffers
                                kept for the backward
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_rstd, h,
-    a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale
+    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
   1. norm rms: x, norm_weight -> n, norm_rstd
      4 T H flop; 4 T H + 2 H + 4 T bytes
   2. quantize: n -> n_rowwise, n_rowwise_scale, n_columnwise, n_columnwise_scale
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H bytes
-  3. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale
-     2 2 F H + 2 F align(H, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes
+  3. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     2 2 F H + 2 F align(H, 16) + 8 ceildiv(2 F, 128) ceildiv(H, 128) + H align(2 F, 16) bytes
   4. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      2 T 2 F H flop;
@@ -649,8 +710,9 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
      26 T F flop; 2 T 2 F + 2 T F bytes
   6. quantize: a -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale
      2 T F + T align(F, 16) + 4 T ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T, 128) F bytes
-  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale
-     2 H F + H align(F, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes
+  7. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     2 H F + H align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) + F align(H, 16) bytes
   8. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_bias
      -> z
      2 T H F flop;
@@ -659,61 +721,61 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
   9. pointwise: z, x -> y  (y = x + extra)
      T H flop; 6 T H bytes
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale) -> dx, dnorm_weight, dfc1_weight,
-    dfc2_weight, dfc1_bias, dfc2_bias
+backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    n_columnwise, n_columnwise_scale) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
+    dfc2_bias
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      2 T H F flop;
      T align(H, 16) + 4 T ceildiv(H, 128) + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 T
      F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      2 T H F flop;
      H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+  4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
      34 T F flop; 2 T F + 4 T 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  6. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+  5. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
      2 T 2 F + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(T, 16) + 4 ceildiv(T, 128) 2 F +
      2 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
-     if need_dx or need_dnorm_weight
-  8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  6. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      2 T 2 F H flop;
      T align(2 F, 16) + 4 T ceildiv(2 F, 128) + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H,
      128) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  9. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  7. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      2 T 2 F H flop;
      2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
      bytes;
      if need_dfc1_weight
-  10. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+  8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                   2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight         2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd           4 T bytes; if need_dx or need_dnorm_weight
-  fc1_weight          2 2 F H bytes; if need_dx or need_dnorm_weight
-  h                   2 T 2 F bytes;
-                      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight          2 H F bytes;
-                      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise        F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale  4 ceildiv(T, 128) F bytes; if need_dfc2_weight
-  n_columnwise        H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale  4 ceildiv(T, 128) H bytes; if need_dfc1_weight
-  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H
-      align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
+  x                            2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
+  fc1_weight_columnwise_scale  4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
+                               if need_dx or need_dnorm_weight
+  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
+  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F
+      align(T, 16) + 4 ceildiv(T, 128) F + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) +
+      H align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0a0d6c710489a2be
+# checksum sha256:a7315df595eb32d3
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "891524c5a3dbe30b0562d9be9653349763c8103f5084582573a59216ce10553c"
+DIGEST = "ab300c9e9c6232a49297fb8534433e30651e3c38f1a8df2ea38621d1f280492e"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -39,7 +39,7 @@ def _forward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state
     )
@@ -55,6 +55,14 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else x.new_empty(0)
+    fc2_weight_columnwise = (
+        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_h
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc2_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -63,6 +71,16 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((1,), dtype=torch.float32)
         if need_dfc2_weight
+        else x.new_empty(0, dtype=torch.float32)
+    )
+    fc1_weight_columnwise = (
+        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if keep_norm_rstd
+        else x.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    fc1_weight_columnwise_scale = (
+        x.new_empty((1,), dtype=torch.float32)
+        if keep_norm_rstd
         else x.new_empty(0, dtype=torch.float32)
     )
     n_columnwise = (
@@ -75,24 +93,18 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    fc1_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float32)
-    )
-    fc2_weight_scale_used = (
-        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     return (
         y,
         norm_rstd,
         h,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
     )
 
 
@@ -110,7 +122,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -125,15 +137,15 @@ def _backward_fake(
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor | None,
+    fc1_weight_columnwise_scale: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -148,25 +160,23 @@ def _backward_fake(
         x,
         norm_weight,
         norm_rstd,
-        fc1_weight,
         h,
-        fc2_weight,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
         backward_state,
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -182,9 +192,8 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -195,12 +204,10 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -216,10 +223,11 @@ def _backward_flops(
 _backward = _library.register(
     "norm_mlp_swiglu__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
+    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
+    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
     "Tensor, Tensor, Tensor)",
@@ -258,12 +266,14 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             y,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = _forward(
             x,
             norm_weight,
@@ -287,15 +297,15 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -384,8 +394,8 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            fc1_weight,
-            fc2_weight,
+            _,
+            _,
             _,
             _,
             _,
@@ -402,12 +412,14 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             _,
             norm_rstd,
             h,
+            fc2_weight_columnwise,
+            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
-            fc1_weight_scale_used,
-            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
@@ -417,15 +429,15 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight if keep_h else None,
+            fc2_weight_columnwise if keep_h else None,
+            fc2_weight_columnwise_scale if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
+            fc1_weight_columnwise if keep_norm_rstd else None,
+            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_scale_used if keep_norm_rstd else None,
-            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -758,16 +770,17 @@ buffers
   fc2_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
-  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
+  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
   dy_columnwise                 [H, align(T, 16)]; e5m2; H align(T, 16) bytes; workspace
   dy_columnwise_scale           [1]; float32; 4 bytes; workspace
   a_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
-  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
+                                kept for the backward
+  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
   dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale           [1]; float32; 4 bytes; workspace
   n_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
@@ -782,7 +795,6 @@ buffers
                                 state dict
   fc1_weight_scale              [1]; float32; 4 bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
-  fc1_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_input_amax_history        [1024, 1]; float32; 4096 bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -793,7 +805,6 @@ buffers
                                 state dict
   fc2_weight_scale              [1]; float32; 4 bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
-  fc2_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -808,89 +819,78 @@ buffers
   backward_state                [2050, 1]; float32; 8200 bytes; state, changed in place
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, norm_rstd,
-    h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used
-  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight
-  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
-     8 bytes; if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. norm rms: x, norm_weight -> n, norm_rstd
+    h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
+    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
+  1. norm rms: x, norm_weight -> n, norm_rstd
      4 T H flop; 4 T H + 2 H + 4 T bytes
-  4. quantize: n, fc1_input_amax_history, fc1_input_scale -> n_rowwise, n_rowwise_scale,
+  2. quantize: n, fc1_input_amax_history, fc1_input_scale -> n_rowwise, n_rowwise_scale,
      n_columnwise, n_columnwise_scale
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) bytes
-  5. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
-     fc1_weight_rowwise_scale
-     2 2 F H + 4096 + 8 + 2 F align(H, 16) bytes
-  6. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
+  3. quantize: fc1_weight, fc1_weight_amax_history, fc1_weight_scale -> fc1_weight_rowwise,
+     fc1_weight_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+     2 2 F H + 4096 + 12 + 2 F align(H, 16) + H align(2 F, 16) bytes
+  4. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      2 T 2 F H flop; T align(H, 16) + 8 + 2 F align(H, 16) + 2 2 F + 2 T 2 F bytes
-  7. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
+  5. pointwise: h -> a  (y = gate * sigmoid(gate) * up)
      26 T F flop; 2 T 2 F + 2 T F bytes
-  8. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+  6. quantize: a, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
      a_columnwise, a_columnwise_scale
      2 T F + 4096 + 12 + T align(F, 16) + F align(T, 16) bytes
-  9. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
-     fc2_weight_rowwise_scale
-     2 H F + 4096 + 8 + H align(F, 16) bytes
-  10. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_bias
+  7. quantize: fc2_weight, fc2_weight_amax_history, fc2_weight_scale -> fc2_weight_rowwise,
+     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     2 H F + 4096 + 12 + H align(F, 16) + F align(H, 16) bytes
+  8. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_bias
      -> z
      2 T H F flop; T align(F, 16) + 8 + H align(F, 16) + 2 H + 2 T H bytes
-  11. pointwise: z, x -> y  (y = x + extra)
+  9. pointwise: z, x -> y  (y = x + extra)
      T H flop; 6 T H bytes
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
-    dfc2_bias
+backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    n_columnwise, n_columnwise_scale, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight,
+    dfc1_bias, dfc2_bias
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     2 H F + 8 + F align(H, 16) bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      2 T H F flop; T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      2 T H F flop; H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
-  5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+  4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
      34 T F flop; 2 T F + 4 T 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  6. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+  5. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
      2 T 2 F + 4096 + 12 + T align(2 F, 16) + 2 F align(T, 16) + 2 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  6. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      2 T 2 F H flop; T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  9. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  7. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      2 T 2 F H flop; 2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
-  10. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+  8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                      2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight            2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd              4 T bytes; if need_dx or need_dnorm_weight
-  fc1_weight             2 2 F H bytes; if need_dx or need_dnorm_weight
-  h                      2 T 2 F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight             2 H F bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise           F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale     4 bytes; if need_dfc2_weight
-  n_columnwise           H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale     4 bytes; if need_dfc1_weight
-  fc1_weight_scale_used  4 bytes; if need_dx or need_dnorm_weight
-  fc2_weight_scale_used  4 bytes;
-                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
-      bytes, inputs and parameters included
+  x                            2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
+  h                            2 T 2 F bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise        F align(H, 16) bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight_columnwise_scale  4 bytes;
+                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale           4 bytes; if need_dfc2_weight
+  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
+  fc1_weight_columnwise_scale  4 bytes; if need_dx or need_dnorm_weight
+  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale           4 bytes; if need_dfc1_weight
+  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 16 + F align(T, 16) + H align(2 F, 16) + H
+      align(T, 16) bytes, inputs and parameters included
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7e6457a1c3616c78
+# checksum sha256:a11a8a42f8c366d7
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "4b82687c24f775253979884bbdc76713e6d5f84a6d9175056e9fc7cce14f2b43"
+DIGEST = "4006dc2aadd38b75b1f015a38899f7ecf5c050f30f3af011863b48d1b712d8d4"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

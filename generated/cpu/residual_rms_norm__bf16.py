@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a1624bf319ff57b4
+# checksum sha256:1fcebbb635cab229
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "04a85a568112d80986d25f9f80d339e087fdb7b3cfd7cd294ce2a39ca8f7fad4"
+DIGEST = "3310ab2cfbbcfff74f7eafdcfbe1b93d2b73ae4321a6e6a48b1167b0738474b7"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

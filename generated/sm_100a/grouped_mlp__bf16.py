@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4a5ac6f2ca0d514b
+# checksum sha256:cb71269d882ce7d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "ce4b46e0055774b71135dc998c070557a6a0d183ac399ccca72d98f50d1f1751"
+DIGEST = "6a842ef2f739e340079926bdab55d756e32dcf54f82105d971c49ab5ddea83f0"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -579,19 +579,16 @@ saved for the backward, each only if a gradient that needs it is asked for
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_tcgen05_fprop, from a model, not measured
     rows < 4096: umma_128x128x64_2
-    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_tcgen05_dgrad, from a model, not measured
     rows < 4096: umma_128x128x64_2
-    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   gemm_tcgen05_wgrad, from a model, not measured
     tokens < 4096: umma_128x128x64_2
-    rows >= 2048 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   group_sum

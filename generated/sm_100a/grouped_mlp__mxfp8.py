@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fdcfa8fa82a69723
+# checksum sha256:6c00d5b1cac594fa
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "94e1deb4cead8119de23bc03e7fd9fdbc5fbdd18013735c6f379758f7038a377"
+DIGEST = "9b8b63edc03b392d2db6e1d2c25c57d1d282a3b93d3a32a4259a0756454fe12d"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -58,7 +58,7 @@ def _forward_fake(
     y = x.new_empty((T, H))
     h = x.new_empty((T, 2 * F)) if keep_h else None
     fc2_weight_columnwise = (
-        x.new_empty((E, H, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
     )
     fc2_weight_columnwise_scale = (
         x.new_empty((E, -(-F // 128), -(-H // 128), 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -66,7 +66,9 @@ def _forward_fake(
         else None
     )
     a_columnwise = (
-        x.new_empty((T, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
+        x.new_empty((F, -(-(128 * (T // 128 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else None
     )
     a_columnwise_scale = (
         x.new_empty((-(-F // 128), T // 128 + E, 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -74,7 +76,7 @@ def _forward_fake(
         else None
     )
     fc1_weight_columnwise = (
-        x.new_empty((E, 2 * F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
     fc1_weight_columnwise_scale = (
         x.new_empty((E, -(-H // 128), -(-(2 * F) // 128), 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -82,7 +84,9 @@ def _forward_fake(
         else None
     )
     x_columnwise = (
-        x.new_empty((T, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
+        x.new_empty((H, -(-(128 * (T // 128 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
     )
     x_columnwise_scale = (
         x.new_empty((-(-H // 128), T // 128 + E, 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -131,7 +135,6 @@ def _backward_fake(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    fc2_weight: Tensor,
     fc2_weight_columnwise: Tensor | None,
     fc2_weight_columnwise_scale: Tensor | None,
     a_columnwise: Tensor | None,
@@ -154,7 +157,6 @@ def _backward_fake(
         split_sizes,
         probs,
         h,
-        fc2_weight,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         a_columnwise,
@@ -167,7 +169,15 @@ def _backward_fake(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = fc2_weight.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     dx = dy.new_empty((T, H)) if need_dx else None
     dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
@@ -179,7 +189,9 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc2_weight: Tensor,
+    h: Tensor | None,
+    fc2_weight_columnwise: Tensor | None,
+    a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -188,7 +200,15 @@ def _backward_flops(
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = fc2_weight.shape[-1]
+    F = (
+        fc2_weight_columnwise.shape[-2]
+        if fc2_weight_columnwise is not None
+        else a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     return (
         (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
         + (2 * T * H * F if need_dfc2_weight else 0)
@@ -200,7 +220,7 @@ def _backward_flops(
 _backward = _library.register(
     "grouped_mlp__mxfp8",
     "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor fc2_weight, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
     "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
     "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
@@ -209,7 +229,7 @@ _backward = _library.register(
     "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=13,
+    tensors=12,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -265,7 +285,6 @@ class _GroupedMLP(torch.autograd.Function):
             split_sizes,
             probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
             a_columnwise,
@@ -345,7 +364,7 @@ class _GroupedMLPTwin(_transforms.Twin):
         (
             _,
             _,
-            fc2_weight,
+            _,
             split_sizes,
             probs,
             _,
@@ -374,7 +393,6 @@ class _GroupedMLPTwin(_transforms.Twin):
             split_sizes,
             probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             h,
-            fc2_weight,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
             a_columnwise,
@@ -630,28 +648,32 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [T // 128 + E, ceildiv(H, 128), 32, 4, 4]; e8m0;
                                4 4 32 (T // 128 + E) ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise        [E, H, align(F, 16)]; e4m3; E H align(F, 16) bytes;
+  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
                                kept for the backward
   fc2_weight_columnwise_scale  [E, ceildiv(F, 128), ceildiv(H, 128), 32, 4, 4]; e8m0;
                                4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes; kept for the backward
-  dy_columnwise                [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
+  dy_columnwise                [H, align(128 * (T // 128 + E), 16)]; e4m3;
+                               H align(128 (T // 128 + E), 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(H, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; workspace
-  a_columnwise                 [T, align(F, 16)]; e4m3; T align(F, 16) bytes; kept for the backward
+  a_columnwise                 [F, align(128 * (T // 128 + E), 16)]; e4m3;
+                               F align(128 (T // 128 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(F, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(F, 128) (T // 128 + E) bytes; kept for the backward
   dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale             [T // 128 + E, ceildiv(2 * F, 128), 32, 4, 4]; e8m0;
                                4 4 32 (T // 128 + E) ceildiv(2 F, 128) bytes; workspace
-  fc1_weight_columnwise        [E, 2 * F, align(H, 16)]; e4m3; E 2 F align(H, 16) bytes;
+  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
                                kept for the backward
   fc1_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(2 * F, 128), 32, 4, 4]; e8m0;
                                4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) bytes;
                                kept for the backward
-  dh_columnwise                [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_columnwise                [2 * F, align(128 * (T // 128 + E), 16)]; e4m3;
+                               2 F align(128 (T // 128 + E), 16) bytes; workspace
   dh_columnwise_scale          [ceildiv(2 * F, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(2 F, 128) (T // 128 + E) bytes; workspace
-  x_columnwise                 [T, align(H, 16)]; e4m3; T align(H, 16) bytes; kept for the backward
+  x_columnwise                 [H, align(128 * (T // 128 + E), 16)]; e4m3;
+                               H align(128 (T // 128 + E), 16) bytes; kept for the backward
   x_columnwise_scale           [ceildiv(H, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; kept for the backward
   dy_row_sums                  [T // 128 + (2 * E + 1), H]; float32; 4 (T // 128 + 2 E + 1) H bytes;
@@ -667,12 +689,12 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      x_columnwise, x_columnwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
      fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_several_e4m3_mx_1x32_untransposed_atoms;
-     2 T H + 8 E + 2 E 2 F H + 2 E H F + T align(H, 16) + T align(H, 16) + 4 4 32 (T // 128 + E)
-     ceildiv(H, 128) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + E 2 F align(H, 16) + E 2 F align(H,
-     16) + 4 4 32 E ceildiv(2 F, 128) ceildiv(H, 128) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) +
-     E H align(F, 16) + E H align(F, 16) + 4 4 32 E ceildiv(H, 128) ceildiv(F, 128) + 4 4 32 E
-     ceildiv(F, 128) ceildiv(H, 128) bytes
+     quantize_several_e4m3_mx_1x32_atoms;
+     2 T H + 8 E + 2 E 2 F H + 2 E H F + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + H
+     align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + E 2 F align(H, 16) + 4
+     4 32 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2 F, 16) + 4 4 32 E ceildiv(H, 128)
+     ceildiv(2 F, 128) + E H align(F, 16) + 4 4 32 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H,
+     16) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes
   2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
@@ -680,9 +702,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 E 2 F + 2 T 2 F bytes
   3. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
      a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms; 27 T F flop;
-     2 T 2 F + 4 T + 8 E + T align(F, 16) + T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) +
-     4 4 32 ceildiv(F, 128) (T // 128 + E) bytes;
+     pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms; 27 T F flop;
+     2 T 2 F + 4 T + 8 E + T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) + F align(128 (T
+     // 128 + E), 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) bytes;
      rule activation_quantize
   4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
@@ -690,46 +712,46 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) + E H align(F, 16) + 4 4 32 E ceildiv(H,
      128) ceildiv(F, 128) + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
     a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
     x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
-     quantize_e4m3_mx_1x32_untransposed_atoms;
-     2 T H + 8 E + T align(H, 16) + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + 4 4 32
-     ceildiv(H, 128) (T // 128 + E) + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+     quantize_e4m3_mx_1x32_atoms;
+     2 T H + 8 E + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + H align(128 (T // 128 +
+     E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32; 2 T H F flop;
-     T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + E H align(F, 16) + 4 4 32 E ceildiv(F,
+     T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + E F align(H, 16) + 4 4 32 E ceildiv(F,
      128) ceildiv(H, 128) + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes, fc2_weight -> dfc2_weight
+     split_sizes -> dfc2_weight
      gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32; 2 T H F flop;
-     T align(H, 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + T align(F, 16) + 4 4 32 ceildiv(F,
-     128) (T // 128 + E) + 8 E + 2 E H F bytes;
+     H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + F align(128 (T // 128
+     + E), 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) + 8 E + 2 E H F bytes;
      if need_dfc2_weight
   4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms; 38 T F flop;
-     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + T align(2 F, 16) + 4 4 32 (T // 128 + E)
-     ceildiv(2 F, 128) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + 2 E 2 F + 4 (T // 128 + 2 E + 1)
-     2 F + 4 ceildiv(F, 128) T bytes;
+     pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms; 38 T F flop;
+     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + 2 F
+     align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + 2 E 2 F + 4 (T // 128
+     + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
   5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
-     T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + E 2 F align(H, 16) + 4 4 32 E
+     T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + E H align(2 F, 16) + 4 4 32 E
      ceildiv(H, 128) ceildiv(2 F, 128) + 8 E + 2 T H bytes;
      if need_dx
   6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
-     T align(2 F, 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + T align(H, 16) + 4 4 32 ceildiv(H,
-     128) (T // 128 + E) + 8 E + 2 E 2 F H bytes;
+     2 F align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + H align(128 (T //
+     128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + 8 E + 2 E 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
@@ -738,44 +760,40 @@ saved for the backward, each only if a gradient that needs it is asked for
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   h                            2 T 2 F bytes;
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight                   2 E H F bytes; always
-  fc2_weight_columnwise        E H align(F, 16) bytes;
+  fc2_weight_columnwise        E F align(H, 16) bytes;
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   fc2_weight_columnwise_scale  4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes;
                                if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 T align(F, 16) bytes; if need_dfc2_weight
+  a_columnwise                 F align(128 (T // 128 + E), 16) bytes; if need_dfc2_weight
   a_columnwise_scale           4 4 32 ceildiv(F, 128) (T // 128 + E) bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E 2 F align(H, 16) bytes; if need_dx
+  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
   fc1_weight_columnwise_scale  4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) bytes; if need_dx
-  x_columnwise                 T align(H, 16) bytes; if need_dfc1_weight
+  x_columnwise                 H align(128 (T // 128 + E), 16) bytes; if need_dfc1_weight
   x_columnwise_scale           4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + 2 E H F + E H align(F, 16) + 4 4 32 E ceildiv(F, 128) ceildiv(H,
-      128) + T align(F, 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) + E 2 F align(H, 16) + 4 4 32 E
-      ceildiv(H, 128) ceildiv(2 F, 128) + T align(H, 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E)
-      bytes, inputs and parameters included
+  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 128) + F
+      align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) + E H align(2 F, 16) + 4
+      4 32 E ceildiv(H, 128) ceildiv(2 F, 128) + H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H,
+      128) (T // 128 + E) bytes, inputs and parameters included
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_mx_1x32_untransposed_atoms
+  quantize_e4m3_mx_1x32_atoms
     always: the only one
   gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     tokens < 4096: umma_128x128x128_2
-    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
-  pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms
+  pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms
     always: the only one
-  pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms
+  pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms
     always: the only one
-  quantize_several_e4m3_mx_1x32_untransposed_atoms
+  quantize_several_e4m3_mx_1x32_atoms
     always: the only one
 """

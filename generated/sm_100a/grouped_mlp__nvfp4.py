@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e85516e77ddbcd5f
+# checksum sha256:de9cb4a10730ff4e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "317afffbb8a56ab4e13af0811462145369e3ae62a63b8226a351242d4e699896"
+DIGEST = "ca0038d4d2f5085a209291775eef8a5df9c960e073621fa236bdafea97e751e8"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -865,7 +865,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_nv_tcgen05_fprop_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
     rows < 4096: umma_128x128x256_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   pointwise_scaled_swiglu_forward
@@ -874,12 +873,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
     rows < 4096: umma_128x128x256_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32, from a model, not measured
     tokens < 4096: umma_128x128x256_2
-    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   pointwise_scaled_swiglu_backward

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fa026531b06786d8
+# checksum sha256:ce2a0c3b3bf3d14e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "09f1c111d1c49483558a030a18b4fb2fba6f872aac62e85eb5e7bf5a49272d6e"
+DIGEST = "e171cc15a91d6e358564cd902c59b67133d466bfbd2d485a1e244ecf6f4a82e3"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:48388562339ba8c1
+# checksum sha256:4652f4296d933587
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "591e0cbbfefe159d860f5bd627a3f0c1cf80c3838bc1f6b20a5d9581712e9519"
+DIGEST = "aca7de506ec8cd4604fcf3ed25a9fc8234011f05315c527fb2421fcc41c2e527"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06228fde14f1f465
+# checksum sha256:71a685cf559dfe4a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "718c7d98a1634d72ca02c90c477aca646f28bdce9babeda93b8a08f1ffb1262b"
+DIGEST = "70fe87d16e2d0d3305a0793a4c5e541fa82c81aaefcb056ed8281d4f33ff7d18"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

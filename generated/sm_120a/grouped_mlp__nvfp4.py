@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ec7565ae83e03e61
+# checksum sha256:08c19a4792afe131
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "ddccef5ee832cdd30035e5ef98d33c807bd5dfa3309a4b32bf1208b988f45588"
+DIGEST = "f850d128561459b3843515b57e17f52fc0f193d6003dfed963102e03407e52b9"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

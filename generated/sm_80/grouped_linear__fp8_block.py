@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4af1a709f8ef747f
+# checksum sha256:5533a1399a04a984
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "cece0258d30baf08dbbd4b45e07fd0c1705bd86b07f80c15f0678187d3cf43d0"
+DIGEST = "8a50bc20a96e88158fda320d1a4e7c83dbd6f51c472a4983a544e2fd092d4514"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

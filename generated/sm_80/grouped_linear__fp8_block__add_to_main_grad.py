@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:089cc1afacc0c177
+# checksum sha256:b945f7de48a65b44
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "99871e8176f362d88dd164ecf5c7cdadc60e6833331558eeb50c8ab7c5445127"
+DIGEST = "d24b7321ba71464c34ce395eb57162d84d66fc6e80fc057788008a3b7646e8a6"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9d9df7e37c914cd7
+# checksum sha256:22740d3fa6f0744e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5b6f4bc0f709a9d5148f73452305280d1525201416d602f47116bd63dd7af527"
+DIGEST = "049745d5bd9e45f5531666260f089abfe2af51187a3b292a3c3a7ffa7be38fb5"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

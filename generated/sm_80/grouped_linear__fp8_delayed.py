@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8c354bacd522e62
+# checksum sha256:ed1124a93054ac97
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "c68893237670efe0d64190938718e91258b06957ea7c5a4fd609ba168b522e41"
+DIGEST = "e9e0515fb1a10daa67e38e9efe79bd0fe0e59ea6da3a9bc051fe4b912090d883"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

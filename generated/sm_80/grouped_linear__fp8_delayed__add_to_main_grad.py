@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2561c42eaeebba6a
+# checksum sha256:22fb6074c0a9f67b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "46d8465d0aa354070309ff80442b79a6734c3e889082697c1c95e48174d7fbca"
+DIGEST = "ac223e36e1ad453193edbf940a3cc4cffc50de21eaf2b4738846d7baddbd6026"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

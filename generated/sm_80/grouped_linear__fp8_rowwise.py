@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:67dd0787926ef841
+# checksum sha256:ee7056a001aea6aa
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "ea68fe82d0346b41b31ef8e5504d1067d0aae29bbe28925bd27d88a6cab60161"
+DIGEST = "1da8d18685e9fcf8a295e48387c447400e4a8ead0c2cffc040de3e92164d0317"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7d672a3ee0e3ad82
+# checksum sha256:0e6e9c7a61f6ebf6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "5ac5024b16ecbb24cda06c1aee801311248f090f6dee2511478302ae281c78eb"
+DIGEST = "9cd6bef14661f7f7c8f114fc9ee216dc9d6442e22dfd22e7ffa6e7ed0c42d10f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:08d2c146e11cf062
+# checksum sha256:28b7a8468362c1ff
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "b35f7c854ca6ec97727734bf1383ac54034d38ed6f77ad6fb2ed57ed5e2dd5af"
+DIGEST = "edda16855cfde0bb85e97843b7f8781d643bd5dcb17df06c7a6c3a0823177f19"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6438a6914d60b2dc
+# checksum sha256:db4406efa20118c3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "1a0e2321264e23264ff4a758661df70df9380652b4b3478179363101aa081c3f"
+DIGEST = "bfe40d9351bcd4a039311d5fb3caca795e0d1110971fadad8753165eb8952dca"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

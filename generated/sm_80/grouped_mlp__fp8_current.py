@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e3a7faaadcd1f555
+# checksum sha256:e31acffbf2be729e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "adafa253bc97c1c3a973a72e7c837dd49d20189400a9ef33c6f9b92e7d0f347d"
+DIGEST = "28e16a9c45d41377aa9a42a7c5572ecdd0a263c895282c9b3e5f8e00ea0881b6"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

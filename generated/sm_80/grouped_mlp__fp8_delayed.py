@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3c5bf6170950712a
+# checksum sha256:5013249d2c012d16
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "344f8e6324a82cb4625005dd49f283055c7a8c5d11bc671143543f4f46a417ef"
+DIGEST = "70c5a6dc69346ce522499e247f16eb3217fa00f999b2913d3073d6e7a6403712"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:afd07365fa1ac2a0
+# checksum sha256:b0c5782159a834b8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "5467a1f22ea48ddab3f1767a330eeba86f04f102354437a5b17695a98092d681"
+DIGEST = "f995f1eaa8e4a20fbaef2cab20865d91476b99f452973b1a76138fc9c31a2675"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d2551d60ead056ba
+# checksum sha256:37b2f8b33e0c8d92
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5354caeb534035c305c2aa45d1475f97ea0d29d98ecc1239b39eb8100d142178"
+DIGEST = "a48610b07083c3309f003ccedecb47fc36961d134903cfb36f54668557d0a4f8"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8044bb2bc6f5c497
+# checksum sha256:4d0f45b607bc0a9c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "61d2c0a1b90d1e67fe5f861cee0a3627982d296d3290121d52bd87cc473fb028"
+DIGEST = "1e994f7f8f2996de622d40d903bedda82f6ae543fc5f5008536ba3c43ac0f1a9"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

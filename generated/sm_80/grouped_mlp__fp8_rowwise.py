@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:956764200a07cc94
+# checksum sha256:63868ef6b6b264f5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "f5280ca3b3a843d05a105f9e4da4440902b0c8fd515db75b9550acbe49e4c4a4"
+DIGEST = "e95f0541da12df5a300ba39e533cda0eac7d61fa51d2deeff9aee6fd0c23f81e"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

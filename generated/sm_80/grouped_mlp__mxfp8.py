@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dc9998c3afc90929
+# checksum sha256:c6e0b804a9d63384
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "6e061f700183bfaa115006b4f29f3a7c5a10c728287a75ca109a333339fd8347"
+DIGEST = "b133f51a6e878cfc78bf39622d6baa5b95355ce02a67685cfc2f45e6ef6e2be0"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0a5a01885659c575
+# checksum sha256:20c2c54b009b1238
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "811ad6a1ef13b389de25c5c498483ade68454b9c0df478e6fb0bd87c5a3f5631"
+DIGEST = "cb12ee1cc729227ea18811430ee9dc97940bbb9eebab3683dda240e186458159"
 _library.join("linear_activation__bf16", DIGEST)
 
 

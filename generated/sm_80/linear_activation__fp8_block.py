@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4d096f1628db0a7f
+# checksum sha256:b98eb526220acec3
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "63c60a91ce68d1e6548616e8d684ca04e1e183aa6a6877cf02cf7607e85e3505"
+DIGEST = "dd58673601f68557ea7da01f0a2cf6810c3ebcec9671f98749e22346f99fa9b0"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d2102ab097c35e9d
+# checksum sha256:bd379370c7db2774
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "7198ba7c4ef26de1dde0c2269eff653daa0eff5f8b2e0129ea79c2bc401ebf2c"
+DIGEST = "39a17b929bf37ca77e4a078314e7005daabb2d0b6087c759a5fda80a698efe04"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

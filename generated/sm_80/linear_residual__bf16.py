@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:e5c3ad398d612218
+# checksum sha256:3d9bde684ca35a16
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "d9f99b76dc13623a72f285de3d4279fe77e22135b156c5626b5fbf47884a1071"
+DIGEST = "6b564def5614e53d9c36e55cad280e2f7211d41f6dc408fbcbb25ffd51a7d0fa"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ab563c48c23246ec
+# checksum sha256:03be242716510e40
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "79a61cd2ce0b0cb1f5a47afbda5c72f6f41c3dc4f7732c2ae5953256da492e9d"
+DIGEST = "af8b597e8310228b500a60a2fdf3461ee228698cc88ee73f04717a65aaec3dbc"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

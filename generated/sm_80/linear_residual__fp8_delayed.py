@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:547af6c3b158b6e0
+# checksum sha256:c0b10b2548e2b2c6
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "d35df0b0be90543771be1c0c3dfee2048b294e3fc1b6d0b8d9a0573d6bc05cd1"
+DIGEST = "1b7a9e77b70587fe232666399f211df2e9943f877c52e551a12dd972dae94ab7"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

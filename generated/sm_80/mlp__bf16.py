@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3c47fc4197f8d637
+# checksum sha256:d2cb03562265fb11
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "391c47ba02f843752db257d312a228eaecb755d064b7e19a28723a22cee86a72"
+DIGEST = "00644c3d57d492c94a307061d536cdf97817235e9809e36cc71ee1734795f298"
 _library.join("mlp__bf16", DIGEST)
 
 

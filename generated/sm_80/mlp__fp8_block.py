@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:85d9dc2f1182d461
+# checksum sha256:a21e3ab17080db56
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "1db6254133abc109052e8614d790c3fbfeaae4efb6486026015165c3defa3972"
+DIGEST = "4b8209f53687232da84d980f67cd83fe0c66662f809c21e4bd3b9660feb9c846"
 _library.join("mlp__fp8_block", DIGEST)
 
 

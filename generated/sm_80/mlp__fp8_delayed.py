@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cc1c892850074655
+# checksum sha256:6376bf85d8ae86da
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "1be1ba3963cc5c85da0da280ec4092c21655bf20244aa38df26ec2ef404e7ea6"
+DIGEST = "2aee6b1a9bfa469571acddba117f60b308adea3fc28fc257fce5fa65562887a8"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

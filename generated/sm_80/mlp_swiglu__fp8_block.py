@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:955437d6ba4bf9f7
+# checksum sha256:d98d49dd77158f13
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "570b5fe46a8be0b273fbb130cccdd21ebf53f3e7b088d6ecbbd0e166e1ec246f"
+DIGEST = "af5d3164f88f2eb960b2ef1232a62743225f45b792d9e9a280120893cdbc4846"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

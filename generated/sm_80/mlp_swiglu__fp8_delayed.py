@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7a39e9420358c180
+# checksum sha256:95f201c6101336bb
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "d37ea76def02aaa83ab4e587e2208a86ee064e0edeafd464025b442d95da77a4"
+DIGEST = "67293d0ce5b81e6b864beadee24b48f4c7694ec335bb8a1f95f445daad9da5cb"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a06084af973071eb
+# checksum sha256:1dd3550f59aed1b8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "304de0854858ebc580fa46e5b9d72a870bdea5ce68abdea5d3a566b706d7a8a7"
+DIGEST = "84c7c100218312418fc24ab62ceebcce9039df729f8316bc13821aa01660afc6"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:faf1a616e66e7ac7
+# checksum sha256:ea922c33b988cf7e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "8b3af5bf3ab00f20d3f67069717dd36f51e9320c33b7a94a94791f0640a9bcbd"
+DIGEST = "f4f614c2b02d12fcfe535f85f554c3eafd937fdd591ba99b905f7647f5b51a2f"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

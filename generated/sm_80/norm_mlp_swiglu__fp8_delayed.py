@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:30d694ad8b4b1c55
+# checksum sha256:6c4832928c4b2817
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "da44aae6993c4ffa2e37dad18f0707babf66a212ce851120eb7764c90ea50089"
+DIGEST = "1ac863fd4ce47487e1c5dd5c412ca126726f17083bf3523936759441f7441106"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

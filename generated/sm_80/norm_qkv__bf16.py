@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b997d3738d637db2
+# checksum sha256:24982d7a12ad2bc3
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "3f0582f45c25d6cb22fe30689fa8855989230cc9a0a6f9e4ec0ebf7533f40486"
+DIGEST = "b40ed9878fc2feed2e4528ac9a3f4c4c0c0ae14660ac732315c0fb712321cc3e"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

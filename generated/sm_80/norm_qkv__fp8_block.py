@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e44f4bb75724cb30
+# checksum sha256:32a8e99d73d4eab4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "df45fa0e03dcf1f0c7a25ea3fe79db09d681fe93f3171b7f25f2bdbb463d3b86"
+DIGEST = "ce8429ce44d3151fb088b8b129aee5b248f8e663cc233bdfa30f5329b7100c1f"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

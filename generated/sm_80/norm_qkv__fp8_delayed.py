@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d535206ec1d8d4a9
+# checksum sha256:338d50c4c56b7519
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "37f9b3d855292ae9877013a68d163b6fe2c254e9e011593179af216539a7911d"
+DIGEST = "69de597ec451db1c75c1e90f51517617e22a0f7dd795fd57307f3358911457cb"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

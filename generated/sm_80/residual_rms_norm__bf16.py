@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d67306fce97e5eab
+# checksum sha256:4b4505b683c77fd6
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "8f2192e9b7a495ba5336f3764c5d3d6be0e9c145d0892f5cb4d2ac7149a4eceb"
+DIGEST = "d53f8574c0cad0d34095d6dcf1ada2fc05035c5eb590462bf210ce32e79a008f"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

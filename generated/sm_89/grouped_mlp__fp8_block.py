@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b2cb7bf1e94b88be
+# checksum sha256:a6b029e2c95ece1d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "0abc153794b56ee15ea9a3cf06e368f30cd3fbc690bd0fa0996d2414c9839c5b"
+DIGEST = "47374aca2a02fee2717e858ad74f62c3885dfaef5dc6670edc38be3e72cb513a"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

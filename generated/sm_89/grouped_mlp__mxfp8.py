@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b6e40ec4d93453cd
+# checksum sha256:158ed268e4e60926
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ec8fdea3afa6cfc71ab93bd22f1ef22335a67f5b24a989c5ebb76a7c02d81896"
+DIGEST = "7254508f03a04183717d93e17a8f3cadc0270da30c3cab66e9f663b2f6ebf2c6"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

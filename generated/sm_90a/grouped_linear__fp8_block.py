@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:973aacae1121cd79
+# checksum sha256:b8ac5b7a4d1ee452
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "58475e7ee0dc26f3eba90d7e626ed8d72099c4f418fb8747230539f2931f75b7"
+DIGEST = "887c6a2d374a16a6f113e4e119e112673c963fba9d4befd3401d7620b9e272c6"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0b5818d47829aa1f
+# checksum sha256:0b5378fcf43879e2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1a3c4fe57f773adb44c2803875a379e05330faf5bde463c76ee10f795faaced6"
+DIGEST = "902bcdb48c68e9df492ebc4067202855eeab37e77cd36317a033b262b701058a"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:11a35de1a06bcce0
+# checksum sha256:5455bcc0910850aa
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5846c082abddbde533dabf333e3099421793b4e9883b6af43243a1a4048702cd"
+DIGEST = "2c054af327cdb39445d2a00555d380dca64625e8ca59b8377efa2ff75329a11d"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f0aa089fb21f3803
+# checksum sha256:d784224ba65b650e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "3af3bda0bc5ab9acbbb51c2e0ee8ca09afa1a5d93044f465d70e194e856fb81a"
+DIGEST = "353ae9c8d893c86398a2e51bd9325289513716f9df4a53a08d9307ded41cdbe4"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7bcb56aaa3f7506a
+# checksum sha256:bfb5eadc48ee4fd2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "bdc00244751957c32364712f3661e1a29206f7ed463e37b8e827326b9e3f3b9c"
+DIGEST = "42073124bace7bc83c5910bfae5284deb73ba465799b0c275b54f98cb0556a7f"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

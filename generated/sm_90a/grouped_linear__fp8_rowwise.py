@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ba917b74c39f672c
+# checksum sha256:66c40d4dd616a5f7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "b26ba244081d39b549d0872102594695eca885f66af0dd3b99f56db6ad42555d"
+DIGEST = "41073ebc430dab8ce370b508c14467daaeaf2fed946ca830fed43e0581868f11"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

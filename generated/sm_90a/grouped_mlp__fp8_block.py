@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:42e4e4bc209cff7f
+# checksum sha256:3fd474f87ad4f7ba
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "c7d099598476cbec2ac1e7e94bf203398c4817f86aa4f2ed47c015c4f0ed03a2"
+DIGEST = "4df3169c4a60778532b5dd50557963abb0054ec6d7d8f83d433cc6ce45cff9f7"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fd6427be0038e17f
+# checksum sha256:118df8c51e176011
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "16038e0e67f90a01ff68f44129995ee682e22846abbd017511d7abcbbe470d3c"
+DIGEST = "ede6f3bc171468d2d2ab1d414808f7188f832b6d39d4ec06749306eea5bafa6d"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a8e821d2f71df39f
+# checksum sha256:b4587cdb4f38ac82
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "187a7f407335d4ad7bc6b8e8770b1d686cb319ded5a312b8288d929a0abcaa81"
+DIGEST = "467b31d75e7d66fe57b89f5807755a84621701f1b6496b31877a772323609322"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:b627ea6d2587ec36
+# checksum sha256:a464743c58dda867
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "0c67b712f8f1564561ac958a42812d7b97f18eadc83c24616d80a134c313e594"
+DIGEST = "33fabd864acae046ceceba5ce82b7fe1fe2d16e6d065add977f23c9425390828"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1a00aea75cc86a49
+# checksum sha256:c0bd5e0ac5d69466
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "ca71bed6342e65bcccdb90420f7df242843178511ce62f94f0b5b982371c01ea"
+DIGEST = "f39ecd2ed491faa0b64839ee5e19fcc064aea6d60f83ae2e0beb646aab3049c6"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

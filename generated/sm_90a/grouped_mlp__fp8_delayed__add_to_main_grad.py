@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a419b267ef7dd114
+# checksum sha256:339394a64cec2c97
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8325e589d5633c7008b9ee19ffd04f4799bf9714222d4fa5033142ab02e8d11c"
+DIGEST = "58ff977ee4bb0ffdbd0bf07ec373a454f7fda712ccf303f325aeb54215ca5205"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:84169cf7bdc391d4
+# checksum sha256:9d47e9b6b2909e85
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "58d78feee1a754389246909f29aa86484c4b041fc4b90e6b526497028f3ee11a"
+DIGEST = "94c796e209d129f5a3941fe7309643d0e359e09680b9f1a3216e9c78e81443bb"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

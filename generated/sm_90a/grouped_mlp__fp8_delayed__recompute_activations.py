@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5452ec9e017e5190
+# checksum sha256:8a837486f28003c1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "9a89db3b42a9b5605207d00b61692e05896dbb74007af619bd1cb043a30ba905"
+DIGEST = "1f1fdd7b5eae5e5324834c10ced386f9ff51275fc1c13bcec311d49e4c75cfd9"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

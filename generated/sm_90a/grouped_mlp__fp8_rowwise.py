@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:e13d76529a8a2eda
+# checksum sha256:295fbcfd5e6722a0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "e1e05f016220a1eefd16770627910d30b6d36fcb04a612847d8152db01f95232"
+DIGEST = "544e792e00ef6d2ea1d46ea9071f0c197ef6a23096a77ba5ad6f9f7c03d38c42"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:082631ba6186df7f
+# checksum sha256:0d347adafa77480a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "0956f06cc0137a4a5b5fabdbdff41a670be6b379238990bbce6830cee37be565"
+DIGEST = "0355186f7c6732e7bef9fe4ecfef29586d6225c3a14650a6715bd9bf2f892104"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f54cca8feb497195
+# checksum sha256:2860129d18ece2c9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "0ee8253b31ccc74e13c7b54849c9615c19f5cd825e890d8647072ac9fa36d9b5"
+DIGEST = "9e964b26b6d5dd7559839c26a8d04f2d75be377b41540790fb72a69b13c69f68"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

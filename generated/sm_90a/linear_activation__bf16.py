@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:515a3859d26c21b2
+# checksum sha256:11575bf848371dbc
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "f5b256101f12f970a92f589886c738cf48ad44e063355080a0b41db658e81c7b"
+DIGEST = "d99ca2c73ed79556e8eb771203b646c82c1cc7983f691ef1aae59b0423e5a18f"
 _library.join("linear_activation__bf16", DIGEST)
 
 

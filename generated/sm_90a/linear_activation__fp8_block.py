@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d162609062b0b274
+# checksum sha256:7039d395fc435c57
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "a47e1761e86d6413c88ea705d5a783aeb76dd06a9604a3872846eb58ddcbd57c"
+DIGEST = "b802ab512a98b1ac34930492be15142241d90be586a25e77f50467bc1b95bd04"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4a4e2ded80e41f9a
+# checksum sha256:d6c66bd3539e5bd4
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "a7d1055dd984b0cad52d639863a0d0d8466bf133f9908f85eebd4f130170b408"
+DIGEST = "ac993150c32438dfd9b99e01f7fa4cc79d4c625c8b02ad47be0beadbf358e7c9"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

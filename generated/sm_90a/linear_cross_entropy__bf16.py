@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:015d4249424f415d
+# checksum sha256:e3550650b6d2cd59
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "4192d88f2b1737e9708092d78d2c06e9890ca830ebf087c8ee9e6eef323595c9"
+DIGEST = "2768585ebc3a3c86c6f7bdfd7fafac302f5a510c15ebaef8b86a687a7544d243"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:4d7d40703d3814dc
+# checksum sha256:55235c4927810277
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "bd96f70dc15cb98429c710f0a62c683b82917ed055f4f4b00479c0c0d60d8a80"
+DIGEST = "cabce9d2406cb0676d991eead23913a5a348d4bf18969e4fe0ca0d12e6f81dcd"
 _library.join("linear_residual__bf16", DIGEST)
 
 

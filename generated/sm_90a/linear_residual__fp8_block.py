@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:854d5b4f088f263b
+# checksum sha256:b8d974933c88fe9e
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "026af815f27df3eeb8dea615b7971961a208abeb65b0c16232824018d655983c"
+DIGEST = "cdeca7f0128a5bbd39d469014ee7183b7e856ac5836671d4a5a3c4a33258dfea"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1e147d752d0be985
+# checksum sha256:22f0383f47bd78c5
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "1afb92745055f7ab8e444fc38525d8c2169e1d149ff48be1514dfca8541370ab"
+DIGEST = "2a3102da2a5f7c63e92d7683c493e766695a64139fef259e09d81f39ce5ee54b"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

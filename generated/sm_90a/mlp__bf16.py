@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9cd6cb2970ca3025
+# checksum sha256:eaa29ccd66ca075b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "62ab0e97bb65148e6f1a4db51055a69fc977a08ed91a2e20b85ec2a3d3e23897"
+DIGEST = "84617a5e3974ba457314a24fcfa39dc9188479cde7589d3a8a41932400c153b7"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bc93e46e982aeb4a
+# checksum sha256:ed6a1fe3f7b6b312
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "45d998ff736e7fb8c3a40d1be900ae99e3c1cae26e45f79c660a2354a616ba03"
+DIGEST = "4b7584866146520597b0e405917fe4ba4513b9b1b524e27fc429d6d749e1abc2"
 _library.join("mlp__fp8_block", DIGEST)
 
 

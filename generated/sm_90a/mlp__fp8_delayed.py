@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:71ab307acbce9ee6
+# checksum sha256:f805c006262b32a9
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "97f9d1dd3f99d36f8a9a7e6d29241125b227b213f623f7fcacabfe90865ee923"
+DIGEST = "f33742067d5c53c5a63e45448c40afe900c9f8cac4b99e2f7eb9a9af5d90dc35"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

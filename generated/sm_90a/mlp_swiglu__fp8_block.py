@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:39b5cedb8c4faaf0
+# checksum sha256:c15d68c46279f766
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "3eb4b1f6e61c21fe7718d62141df665e9f12bc8c8490e47970d002326cb7bb6f"
+DIGEST = "f41b23236d72d366d3ec9b19e49401b75bf4840f7bbc6a2115982cbf51c859ae"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:64c257687e5892bc
+# checksum sha256:93d2d0ea1ce2ce85
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "3d7d1cea530be00709a490c849fe3031d4ff656b98047cd7a3fa9ad5f11e3c3e"
+DIGEST = "df78eea8b5f30d0be6ede7977575861c88fb71475fe5dcd2e1d6cf17f24e93e2"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:73bffd176db60701
+# checksum sha256:4ae1ec89e1b60101
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "9fbda8b80b745d95585e76e1af73d3791cd7e313c70980a9a70508d53f933cca"
+DIGEST = "e0869fb526f2660eb3f98b20b3ff82601399d5006c5fbdc9f1fea2face780273"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

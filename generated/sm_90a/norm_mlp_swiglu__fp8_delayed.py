@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0b536b4add88f72e
+# checksum sha256:3fbe546d3a1632f6
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "e37942939af189a9f91104d4ea194ea160a19f2c11c55883f76b5f96e93ffeb0"
+DIGEST = "44b9578bf086a10abba2a1e80c33b62f467e9500745844d13ae7b257e11bc5fa"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

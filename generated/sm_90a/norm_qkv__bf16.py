@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:15e4dbefc82e531c
+# checksum sha256:751de951a359da26
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "fa5d3875822f27a4a154cb2ee88a961dfc5707be18a08165d9edd2d3a21c4855"
+DIGEST = "5dfccf7f0246428a84298f1451e8643ef7fdb8e84de43c58940024d96c5f9187"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d396d136245890e7
+# checksum sha256:ac0bc813130c0415
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "b393175c40cd6a1d62cf6ec7b0a1b2143bd7c9dcceb73981a9cafeb931f644f8"
+DIGEST = "9978085b78e60b202d34f3bccdd18bc14215a9cff97692c21edaee0c3c2acee9"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:65641f424f85f6e9
+# checksum sha256:5c8dfa6f14f01756
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "8954a1a98f03afe24b20a221b72e2d3e6edc1ae39079541e5d1806c0033aec13"
+DIGEST = "7441afff94deb0b639eae3972428028f4aefb9226e4ed160e4b35e672c82d830"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c09cf92d145a2513
+# checksum sha256:dc625a567f67f356
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "b8ab70650e7ca7c78b6b9cf461b15c44ef30b0f6a4a037f3c15f0f60522a5413"
+DIGEST = "0385dad794260d1f88b74c22e355796235e7508519bf499384b0c65d9c0f123a"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

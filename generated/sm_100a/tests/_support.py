@@ -69,9 +69,11 @@ def opcheck(name: str, arguments: tuple[Any, ...]) -> None:
 def random_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: str, seed: int, scale: float = 1.0
 ) -> Tensor:
-    """Normal values, the same on every device."""
+    """Normal values, the same on every device; integers count something, from 0 on."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*shape, generator=generator, dtype=torch.float32) * scale
+    if not dtype.is_floating_point:
+        values = (8 * values).abs()
     return values.to(dtype).to(device)
 
 
@@ -124,17 +126,22 @@ def split_cases(groups: int, tokens: int) -> list[list[int]]:
 
 
 def joined(outputs: Sequence[Tensor]) -> Tensor:
-    """Tensors side by side, [..., D] each; further dimensions of one count as its columns."""
-    rank = min(output.dim() for output in outputs)
-    return torch.cat([output.flatten(rank - 1) for output in outputs], dim=-1)
+    """Tensors side by side, [..., D] each; further dimensions of one count as its columns.
+
+    Integers are left out; beside a single number, all elements of one count as its columns.
+    """
+    own = [output for output in outputs if output.is_floating_point()]
+    first = max(min(output.dim() for output in own) - 1, 0)
+    return torch.cat([output.flatten(min(first, output.dim())) for output in own], dim=-1)
 
 
 def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A tensor cut as wide as the outputs are; inverse of `joined`."""
-    rank = min(output.dim() for output in outputs)
-    columns = [output.shape[rank - 1 :] for output in outputs]
+    own = [output for output in outputs if output.is_floating_point()]
+    first = max(min(output.dim() for output in own) - 1, 0)
+    columns = [output.shape[first:] for output in own]
     pieces = whole.split([shape.numel() for shape in columns], dim=-1)
-    return tuple(map(Tensor.unflatten, pieces, [-1] * len(columns), columns))
+    return tuple(piece.reshape(output.shape) for piece, output in zip(pieces, own, strict=True))
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/make_extra_output.yaml,
 #      specs/ops/make_extra_output.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:607992bb34f29252
+# checksum sha256:f6565a09fb7ef01c
 """Tests of make_extra_output__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_module(device: str) -> None:
     results = []
     for _ in range(2):
         results.append(layer(*inputs))
-        results[-1].sum().backward()
+        results[-1].square().sum().backward()
     y = results[-1]
     own: support.Tensors = {
         name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:c0a4e05574703dd4
+# checksum sha256:79dd89c4cd07d4d4
 """Tests of norm_qkv__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -188,6 +188,8 @@ def test_opcheck(device: str) -> None:
                     "k",
                     "v",
                     "norm_rstd",
+                    "qkv_weight_columnwise",
+                    "qkv_weight_columnwise_scale",
                     "n_columnwise",
                     "n_columnwise_scale",
                 ),
@@ -204,7 +206,8 @@ def test_opcheck(device: str) -> None:
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight",
+            "qkv_weight_columnwise",
+            "qkv_weight_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
         ),
@@ -345,7 +348,7 @@ def test_module(device: str) -> None:
     results = []
     for _ in range(2):
         results.append(layer(*inputs))
-        results[-1].sum().backward()
+        results[-1].square().sum().backward()
     y = results[-1]
     own: support.Tensors = {
         name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()

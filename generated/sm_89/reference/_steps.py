@@ -83,15 +83,17 @@ def within(results: Rows, groups: Tensor) -> Rows:
     return torch.cat((results[:end], torch.zeros_like(results[end:])))
 
 
-def gemm_fprop(a: Tensor, b: Tensor, add: Tensor | None = None) -> Tensor:
+def gemm_fprop(
+    a: Tensor, b: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """a [..., K] @ b [N, K].T + add [N] -> [..., N]."""
     y = wide(a) @ wide(b).T
-    return (y if add is None else y + wide(add)).to(a.dtype)
+    return (y if add is None else y + wide(add)).to(dtype or a.dtype)
 
 
-def gemm_dgrad(a: Tensor, b: Tensor) -> Tensor:
+def gemm_dgrad(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """a [..., N] @ b [N, K] -> [..., K]."""
-    return (wide(a) @ wide(b)).to(a.dtype)
+    return (wide(a) @ wide(b)).to(dtype or a.dtype)
 
 
 def gemm_wgrad(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -76,6 +76,12 @@ def leading(
         _fail(cell, name, f"{label} = {expected} in the leading dimensions", rows)
 
 
+def least(cell: str, label: str, value: int, number: int) -> None:
+    """A size that has as many elements as are chosen from it."""
+    if value < number:
+        _fail(cell, label, f"at least {number}", value)
+
+
 def multiple(cell: str, label: str, value: int, divisor: int, arch: str) -> None:
     """A size that the kernels of an architecture can address."""
     if value % divisor:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:9f85ef0e638d720f
+# checksum sha256:43645dceb62169e4
 """Tests of norm_qkv__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def test_module(device: str) -> None:
     results = []
     for _ in range(2):
         results.append(layer(*inputs))
-        results[-1].sum().backward()
+        results[-1].square().sum().backward()
     y = results[-1]
     own: support.Tensors = {
         name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()

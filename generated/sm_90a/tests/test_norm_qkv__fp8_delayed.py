@@ -3,7 +3,7 @@
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:45c5b210a85cce1a
+# checksum sha256:c98245323a6f6ede
 """Tests of norm_qkv__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -203,9 +203,10 @@ def test_opcheck(device: str) -> None:
                     "k",
                     "v",
                     "norm_rstd",
+                    "qkv_weight_columnwise",
+                    "qkv_weight_columnwise_scale",
                     "n_columnwise",
                     "n_columnwise_scale",
-                    "qkv_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -220,10 +221,10 @@ def test_opcheck(device: str) -> None:
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight",
+            "qkv_weight_columnwise",
+            "qkv_weight_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
-            "qkv_weight_scale_used",
             "backward_state",
         ),
     )
@@ -363,7 +364,7 @@ def test_module(device: str) -> None:
     results = []
     for _ in range(2):
         results.append(layer(*inputs))
-        results[-1].sum().backward()
+        results[-1].square().sum().backward()
     y = results[-1]
     own: support.Tensors = {
         name.replace(".", "_"): parameter for name, parameter in layer.named_parameters()

@@ -87,9 +87,9 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
 template <Gemm kind, class Result, Store store>
 Status multiply_nothing(const GemmArguments& in, Stream& stream) {
   constexpr bool kForward = store == Store::scaled_bias, kRows = changes(store);
-  static_assert(store == Store::io || (kForward ? kind == Gemm::fprop
-                                                : kRows == (kind != Gemm::wgrad)),
-                "gradients of weights alone go elsewhere, and fprop alone has a bias");
+  static_assert(store == Store::io || store == Store::fp32 ||
+                    (kForward ? kind == Gemm::fprop : kRows == (kind != Gemm::wgrad)),
+                "gradients of weights alone are added to something, and fprop alone has a bias");
   if (kind != Gemm::wgrad || adds(store)) return {};
   const size_t bytes = size_t(in.groups) * size_t(in.n) * size_t(in.k) * sizeof(Result);
   return clear_memory(in.d, bytes, stream);
