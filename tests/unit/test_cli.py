@@ -347,7 +347,8 @@ def test_plan() -> None:
 def test_explain_says_what_fusions_did() -> None:
     words = ("explain", "grouped_mlp", "fp8_block", "sm_90a")
     done = run(*words, "--no-fusion", "activation_gradient_quantize")
-    told = {line.split()[0]: line for line in done.stdout.split("\nfusions\n")[1].splitlines()}
+    unwrapped = re.sub(r"\n {9,}", " ", done.stdout.split("\nfusions\n")[1])
+    told = {line.split()[0]: line for line in unwrapped.splitlines()}
     assert "fc2: quantize -> a_rowwise" in told["activation_quantize"]
     assert told["activation_quantize"].endswith(" applied")
     assert "left out by --no-fusion" in told["activation_gradient_quantize"]
