@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:91413ba4c83af99d
+# checksum sha256:79f3f99f3b1cce57
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "893104cf7daa71cf5b720dd35c171a5c138cf54a56c53d6d4966c2bb082cd34e"
+DIGEST = "e23bc0a43402af497c8e0ab4869dca49c9c0186f26e8e793981b2989fda24a64"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -111,21 +111,14 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -133,22 +126,15 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
-        probs,
-        fc1_weight,
-        h,
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_scale_used,
         fc2_weight_scale_used,
         backward_state,
-        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
     T = dy.shape[-2]
@@ -161,32 +147,21 @@ def _backward_fake(
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dprobs = (
-        dy.new_empty((T,), dtype=torch.float32)
-        if need_dprobs
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -203,39 +178,270 @@ def _backward_flops(
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
+        else 0
+    )
+    return (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "grouped_mlp__fp8_delayed__add_to_main_grad",
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+    "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=8,
+    mutated=2,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, probs, h, da)
+    T = dy.shape[-2]
+    F = da.shape[-1]
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dh
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_delayed__add_to_main_grad",
+    "backward_2",
+    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    dh: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_3(dy, split_sizes, dh, backward_state)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__fp8_delayed__add_to_main_grad",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor dh, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=4,
+    mutated=1,
+    reference=reference.backward_3,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy,
+        split_sizes,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        fc1_weight_main_grad,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    return dx
+
+
+def _backward_4_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
         if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
         else fc1_weight_main_grad.shape[-2] // 2
         if fc1_weight_main_grad is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward = _library.register(
+_backward_4 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
-    "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=15,
-    mutated=3,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "Tensor(a!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=11,
+    mutated=1,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    fc2_weight_main_grad: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = (
+        dh_columnwise_scale
+    ) = dx = None
+    dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_scale_used,
+        backward_state,
+        fc2_weight_main_grad,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
+    if need_fc2_weight_copies:
+        dprobs, dh = _backward_2(
+            dy,
+            probs,
+            h,
+            da if need_fc2_weight_copies else None,
+            need_dx,
+            need_dfc1_weight,
+            need_dprobs,
+            need_dfc1_bias,
+        )
+        del probs, h, da
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
+            dy, split_sizes, dh, backward_state, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+        del dh
+    if need_dx or need_dfc1_weight:
+        dx = _backward_4(
+            dy,
+            split_sizes,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            fc1_weight_scale_used,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_main_grad,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return (
+        dx if need_dx else None,
+        dprobs,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -328,16 +534,18 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
             ctx.fc1_weight_main_grad_.zero_()
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
             ctx.fc2_weight_main_grad_.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.backward_state_,
-            ctx.fc1_weight_main_grad_,
             ctx.fc2_weight_main_grad_,
+            ctx.fc1_weight_main_grad_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -346,7 +554,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_bias,
         )
         return (
-            dx if need_dx else None,
+            dx,
             _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
@@ -354,9 +562,9 @@ class _GroupedMLP(torch.autograd.Function):
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
+            dprobs,
+            dfc1_bias,
+            dfc2_bias,
             *(None,) * 14,
         )
 
@@ -717,10 +925,10 @@ buffers
   fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                             [T, H]; io; 2 T H bytes; output
-  da                            [T, F]; io; 2 T F bytes; workspace
+  da                            [T, F]; io; 2 T F bytes; between ops
   dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
   dy                            [T, H]; io; 2 T H bytes; gradient in
-  dh                            [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dh                            [T, 2 * F]; io; 2 T 2 F bytes; between ops
   dprobs                        [T]; float32; 4 T bytes; gradient
   dx                            [T, H]; io; 2 T H bytes; gradient
   dfc1_bias                     [E, 2 * F]; io; 2 E 2 F bytes; gradient
@@ -744,13 +952,13 @@ buffers
   a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                 F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
+                                2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale           [E]; float32; 4 E bytes; between ops
   x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
@@ -817,9 +1025,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      split_sizes, fc2_bias -> y
      2 T H F flop; T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    x_columnwise, x_columnwise_scale, fc1_weight_scale_used, fc2_weight_scale_used, backward_state,
-    fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used,
+    backward_state, fc2_weight_main_grad) -> dfc2_bias, da
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
@@ -836,20 +1043,25 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
+    need_dfc1_bias
+  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
+backward_3 (dy, split_sizes, dh, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
+  1. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-     2 T 2 F + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     2 T 2 F + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes
+backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
+    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx,
+    if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
      fc1_weight_columnwise_scale
      2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
-  8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      2 T 2 F H flop; T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes;
@@ -871,4 +1083,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
+  made by the forward: 5 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.48 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 1.57 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

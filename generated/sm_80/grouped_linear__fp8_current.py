@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:387b6e699e0eb6b5
+# checksum sha256:5eecec5f41633425
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "4b842628d6c6f373f5561c6ce87ff51d89b62560d77905ca639f1953cb890390"
+DIGEST = "5918a7a9f98048eb471e9380482769433c2d88b29e4c7c91abac91a0ce4c3034"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -425,6 +425,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise        K align(32 (T // 32 + E), 16) bytes  if need_dweight
   x_columnwise_scale  4 E bytes                            if need_dweight
   at most 12 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  made by the forward: K bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.21 GB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:973d1aed84dd0baf
+# checksum sha256:a7efad20bc0ecde4
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "22f9b1266236f81131e1985dc606c5e3e63090e210ca5dce67ccc48fc83c5bef"
+DIGEST = "200f3776f19350ca9d6ee4651fc3b0d06d129ce03ad3b1db4f58f2d8c5cedece"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -78,36 +78,31 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward(
-        dy,
-        fc1_weight,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+) -> tuple[
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
+    reference.check_backward_1(dy, h, fc2_weight, a_columnwise, a_columnwise_scale)
+    T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
+        h.shape[-1]
         if h is not None
         else fc2_weight.shape[-1]
         if fc2_weight is not None
@@ -117,17 +112,30 @@ def _backward_fake(
         if a_columnwise_scale is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
     dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    dh_rowwise = dy.new_empty((T, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    dh_rowwise_scale = dy.new_empty((T, -(-F // 128)), dtype=torch.float32) if need_dx else None
+    dh_columnwise = (
+        dy.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
@@ -140,9 +148,7 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
+        h.shape[-1]
         if h is not None
         else fc2_weight.shape[-1]
         if fc2_weight is not None
@@ -152,28 +158,158 @@ def _backward_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * F * H if need_dx else 0)
-        + (2 * T * F * H if need_dfc1_weight else 0)
+    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
+        2 * T * H * F if need_dfc2_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "mlp__fp8_block",
-    "backward",
-    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
+    "backward_1",
+    "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(
+        dy,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_2_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+
+
+_backward_2 = _library.register(
+    "mlp__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dfc1_weight) -> (Tensor?, "
+    "Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
     tensors=8,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_2(
+            dy,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _MLP(torch.autograd.Function):
@@ -227,14 +363,10 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight = needs[2]
         need_dfc1_bias = needs[3]
         need_dfc2_bias = needs[4]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dfc1_bias,
-            need_dfc2_bias,
+            dy, left, need_dx, need_dfc1_weight, need_dfc2_weight, need_dfc1_bias, need_dfc2_bias
         )
         return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 4
 
@@ -522,13 +654,15 @@ buffers
                                  kept for the backward
   a_columnwise_scale             [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                  kept for the backward
-  dh_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
-  dh_rowwise_scale               [T, ceildiv(F, 128)]; float32; 4 T ceildiv(F, 128) bytes; workspace
+  dh_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; between ops
+  dh_rowwise_scale               [T, ceildiv(F, 128)]; float32; 4 T ceildiv(F, 128) bytes;
+                                 between ops
   fc1_weight_columnwise          [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [ceildiv(F, 128), ceildiv(H, 128)]; float32;
                                  4 ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
-  dh_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; workspace
-  dh_columnwise_scale            [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; workspace
+  dh_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; between ops
+  dh_columnwise_scale            [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
+                                 between ops
   x_columnwise                   [H, align(T, 16)]; e4m3; H align(T, 16) bytes;
                                  kept for the backward
   x_columnwise_scale             [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
@@ -576,8 +710,8 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a
   9. gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 H F + 2 H + 2 T H bytes
 
-backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
-    x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc1_bias,
+    dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
@@ -612,24 +746,25 @@ backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_col
      4 T F + T align(F, 16) + 4 T ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T, 128) F + 2 F + 4
      (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
      if need_dx
-  11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes; if need_dx
-  12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + 2 F H bytes; if need_dx
-  13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+  4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
-  14. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+  5. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc1_weight
-  15. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc1_weight
-  16. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+  7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T F H flop; 2 align(T, 16) F + 2 align(T, 16) H + 2 F H bytes;
      if need_dfc1_weight
 
@@ -643,6 +778,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
   at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
+  made by the forward: 97 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.38 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 684 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

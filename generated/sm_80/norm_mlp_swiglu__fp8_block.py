@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ac509ca2d33ddeff
+# checksum sha256:777bfd9a700bd62f
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "7bb85510679dd7ad7e3e2899383b9386e39b2702a5fa57aa25eaa2462185a9e0"
+DIGEST = "aadec8f85332002eab265908d0952fc6ea989a02159f0533e0ff062e65cc2a38"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -95,18 +95,12 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
@@ -115,21 +109,16 @@ def _backward_fake(
     need_dfc2_bias: bool,
     norm_eps: float,
 ) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
 ]:
-    reference.check_backward(
-        dy,
-        x,
-        norm_weight,
-        norm_rstd,
-        fc1_weight,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-    )
+    reference.check_backward_1(dy, h, fc2_weight, a_columnwise, a_columnwise_scale)
+    T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
@@ -138,24 +127,43 @@ def _backward_fake(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
-    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    need_dh_rowwise = need_dx or need_dnorm_weight
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
     dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dh_rowwise
+        else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32) if need_dh_rowwise else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), 2 * F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
@@ -175,36 +183,215 @@ def _backward_flops(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "norm_mlp_swiglu__fp8_block",
-    "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=11,
+    "backward_1",
+    "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
+    "bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=5,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    norm_eps: float,
+) -> Tensor:
+    reference.check_backward_2(dy, fc1_weight, dh_rowwise, dh_rowwise_scale)
+    H = dy.shape[-1]
+    dn = dy.new_empty((*dy.shape[:-1], H))
+    return dn
+
+
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "norm_mlp_swiglu__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? fc1_weight, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
+    "bool need_dx, bool need_dnorm_weight, float norm_eps) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dn: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        x,
+        norm_weight,
+        norm_rstd,
+        n_columnwise,
+        n_columnwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dn,
+    )
+    H = dy.shape[-1]
+    F = (
+        dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
+    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    return dx, dnorm_weight, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return 2 * T * 2 * F * H if need_dfc1_weight else 0
+
+
+_backward_3 = _library.register(
+    "norm_mlp_swiglu__fp8_block",
+    "backward_3",
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "Tensor? dn, bool need_dx, bool need_dnorm_weight, bool need_dfc1_weight, "
+    "float norm_eps) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=9,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        n_columnwise,
+        n_columnwise_scale,
+    ) = left
+    left.clear()
+    dn = dx = dnorm_weight = dfc1_weight = None
+    (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dnorm_weight,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+        norm_eps,
+    )
+    del h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dnorm_weight:
+        dn = _backward_2(
+            dy, fc1_weight, dh_rowwise, dh_rowwise_scale, need_dx, need_dnorm_weight, norm_eps
+        )
+        del fc1_weight, dh_rowwise, dh_rowwise_scale
+    if need_dfc1_weight or need_dx or need_dnorm_weight:
+        dx, dnorm_weight, dfc1_weight = _backward_3(
+            dy,
+            x,
+            norm_weight,
+            norm_rstd,
+            n_columnwise,
+            n_columnwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            dn,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            norm_eps,
+        )
+    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _SwiGLUNormMLP(torch.autograd.Function):
@@ -274,9 +461,11 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc2_weight = needs[3]
         need_dfc1_bias = needs[4]
         need_dfc2_bias = needs[5]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dnorm_weight,
             need_dfc1_weight,
@@ -602,7 +791,7 @@ buffers
   da                             [T..., F]; io; 2 T F bytes; workspace
   dfc2_weight                    [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                      [H]; io; 2 H bytes; gradient
-  dn                             [T..., H]; io; 2 T H bytes; workspace
+  dn                             [T..., H]; io; 2 T H bytes; between ops
   dfc1_weight                    [2 * F, H]; io; 2 2 F H bytes; gradient
   dfc1_bias                      [2 * F]; io; 2 2 F bytes; gradient
   dnorm_weight                   [H]; io; 2 H bytes; gradient
@@ -627,15 +816,15 @@ buffers
                                  kept for the backward
   a_columnwise_scale             [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                  kept for the backward
-  dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_rowwise_scale               [T, ceildiv(2 * F, 128)]; float32; 4 T ceildiv(2 F, 128) bytes;
-                                 workspace
+                                 between ops
   fc1_weight_columnwise          [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
                                  4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
-  dh_columnwise                  [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; workspace
+  dh_columnwise                  [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; between ops
   dh_columnwise_scale            [ceildiv(T, 128), 2 * F]; float32; 4 ceildiv(T, 128) 2 F bytes;
-                                 workspace
+                                 between ops
   n_columnwise                   [H, align(T, 16)]; e4m3; H align(T, 16) bytes;
                                  kept for the backward
   n_columnwise_scale             [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
@@ -694,9 +883,8 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
      gemm_decoded_mma_fprop_binary_pointwise_add_extra_input_forward_of_x; 2 T H F + T H flop;
      2 T F + 2 H F + 2 H + 4 T H bytes; rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale) -> dx, dnorm_weight, dfc1_weight,
-    dfc2_weight, dfc1_bias, dfc2_bias
+backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc1_bias,
+    dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
@@ -731,31 +919,30 @@ backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise
      128) 2 F + 2 2 F + 4 (T // 128 + 1) 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+backward_2 (dy, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dn, if need_dx or need_dnorm_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_e4m3_block_128x128;
-     2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
-     if need_dx or need_dnorm_weight
-  11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 T 2 F bytes;
-     if need_dx or need_dnorm_weight
-  12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
+     2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 T 2 F bytes
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
-     H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + 2 2 F H bytes;
-     if need_dx or need_dnorm_weight
-  13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dn
-     gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes;
-     if need_dx or need_dnorm_weight
-  14. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+     H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + 2 2 F H bytes
+  4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dn
+     gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes
+backward_3 (dy, x, norm_weight, norm_rstd, n_columnwise, n_columnwise_scale, dh_columnwise,
+    dh_columnwise_scale, dn) -> dx, dnorm_weight, dfc1_weight, if need_dfc1_weight or need_dx or
+    need_dnorm_weight
+  1. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + 2 align(T, 16) 2 F bytes; if need_dfc1_weight
-  15. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
+  2. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc1_weight
-  16. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded -> dfc1_weight
+  3. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T 2 F H flop; 2 align(T, 16) 2 F + 2 align(T, 16) H + 2 2 F H bytes;
      if need_dfc1_weight
-  17. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
@@ -774,6 +961,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   n_columnwise_scale  4 ceildiv(T, 128) H bytes; if need_dfc1_weight
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H
       align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
+  made by the forward: 4 + 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.68 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 831 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1a5f5fab23502db8
+# checksum sha256:14b0320a71e099ea
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "b75174808508e77b6b1ca16d6bcc1dc598308082fc7eb43c1dec36244d87902b"
+DIGEST = "1d0c68dc747965bd3ec6badf8d859c3e5f3afc858f109a92ab3606fb3c63f575"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -404,6 +404,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E K bytes                          if need_dweight
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 E K bytes, inputs and parameters
       included
+  made by the forward: K bytes for each token, none for parameters
+  peak of the backward, with all gradients: 808 MB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 1.36 GB at E = 128, K = 2048, N = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_row

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:46c15574aa1295e9
+# checksum sha256:7d40e76c37c1f492
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "4e76ff744264deeb862856a0b56c726351854175d1edb54877fd3c58eee2c1c4"
+DIGEST = "a95b865037fc169d7de5621037075c4b30067f4e4926fc5cec2ceabda9aa5ffd"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -96,18 +96,15 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     saved_amaxes: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -115,19 +112,16 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
         probs,
-        fc1_weight,
         h,
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
         saved_amaxes,
-        x_columnwise,
-        x_columnwise_scale,
         rng_state,
     )
     T = dy.shape[-2]
@@ -140,14 +134,10 @@ def _backward_fake(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
@@ -156,12 +146,52 @@ def _backward_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T, -(-(2 * F) // 16)), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_rowwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty(
+            (2 * F, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2
+        )
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((T // 16 + E, 2 * F), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_columnwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
@@ -181,36 +211,209 @@ def _backward_flops(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__nvfp4",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-    "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? saved_amaxes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? saved_amaxes, "
     "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=12,
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=9,
     mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    dh_rowwise_amax: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    reference.check_backward_2(
+        dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+    "Tensor dh_rowwise_scale, Tensor dh_rowwise_amax, bool need_dx) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    saved_amaxes: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    dh_columnwise_amax: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
+    "Tensor dh_columnwise_amax, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=8,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    rng_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    ) = _backward_1(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        rng_state,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx:
+        dx = _backward_2(
+            dy,
+            split_sizes,
+            fc1_weight,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            dh_rowwise_amax if need_dx else None,
+            need_dx,
+        )
+        del fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax
+    if need_dfc1_weight:
+        dfc1_weight = _backward_3(
+            dy,
+            split_sizes,
+            saved_amaxes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            dh_columnwise_amax if need_dfc1_weight else None,
+            need_dfc1_weight,
+        )
+    return (
+        dx,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -279,9 +482,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.rng_state_,
             need_dx,
             need_dfc1_weight,
@@ -290,16 +495,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        return (
-            dx if need_dx else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 6,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 6
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -666,18 +862,19 @@ buffers
                                  kept for the backward
   a_columnwise_amax              [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dh_rowwise                     [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
-                                 workspace
-  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes; workspace
-  dh_rowwise_amax                [E]; float32; 4 E bytes; workspace
+                                 between ops
+  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes;
+                                 between ops
+  dh_rowwise_amax                [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise          [E, H, align(2 * F, 32) // 2]; e2m1;
                                  E H (align(2 F, 32) // 2) bytes; workspace
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
                                  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; workspace
   fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
-                                 2 F (align(32 (T // 32 + E), 32) // 2) bytes; workspace
-  dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; workspace
-  dh_columnwise_amax             [E]; float32; 4 E bytes; workspace
+                                 2 F (align(32 (T // 32 + E), 32) // 2) bytes; between ops
+  dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; between ops
+  dh_columnwise_amax             [E]; float32; 4 E bytes; between ops
   x_columnwise                   [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   x_columnwise_scale             [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes;
@@ -753,9 +950,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    saved_amaxes, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight, dfc2_weight,
-    dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes,
+    rng_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
+    dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
@@ -799,36 +996,34 @@ backward (dy, split_sizes, probs, fc1_weight, h, fc2_weight, a_columnwise, a_col
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
      E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax) -> dx, if
+    need_dx
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
      fc1_weight_columnwise_amax, fc1_weight_partial_amax
      quantize_e2m1_nv_16x16;
-     2 E 2 F H + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E
-     bytes;
-     if need_dx
-  12. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes;
-     if need_dx
-  13. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
+     2 E 2 F H + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E bytes
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
-     E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes; if need_dx
-  14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+     E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes
+  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
      fc1_weight_columnwise_amax, split_sizes -> dx
-     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes; if need_dx
-  15. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
+backward_3 (dy, split_sizes, saved_amaxes, x_columnwise, x_columnwise_scale, dh_columnwise,
+    dh_columnwise_scale, dh_columnwise_amax) -> dfc1_weight, if need_dfc1_weight
+  1. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
-     bytes;
-     if need_dfc1_weight
-  16. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+     bytes
+  2. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
-     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc1_weight
-  17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes
+  3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
      x_columnwise_amax, dh_padded_sizes -> dfc1_weight
      gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -844,6 +1039,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(32 (T // 32 + E), 32) // 2) + (T //
       16 + E) F + 4 2 E + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs and
       parameters included
+  made by the forward: 73 F / 16 + 9 H / 16 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 2.11 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 4.23 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard

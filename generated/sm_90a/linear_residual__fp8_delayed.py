@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dbc2501b435c41d5
+# checksum sha256:3d7fcd8e767ec6d4
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "1042cc2c9d50fa11afcc8ce7c6942e48d83ba3de2e26a5ffe776a50caab49fa1"
+DIGEST = "4402bab9a439903ff3b4482b818b69b96fd98a8a99f68e2f9eba097ed71df59e"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -538,6 +538,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale    4 bytes               if need_dfc_weight
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + K align(T, 16) + 8 bytes, inputs and parameters included
+  made by the forward: K bytes for each token, none for parameters
+  peak of the backward, with all gradients: 688 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 340 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fe0956a517d0b138
+# checksum sha256:b5adc0035cf363a7
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "78fba3eed137e4639cd71e1fcf92099aa2bf75b8447ee7252b4510d1b15b5635"
+DIGEST = "4ee2d053ba7cfcdb856105b955c790a6794549c5f1968163de784840e5cc966b"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -123,19 +123,11 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
@@ -145,22 +137,9 @@ def _backward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
-        dy,
-        x,
-        norm_weight,
-        norm_rstd,
-        fc1_weight,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-        fc1_weight_scale_used,
-        fc2_weight_scale_used,
-        backward_state,
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
+        dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used, backward_state
     )
     H = dy.shape[-1]
     F = (
@@ -168,25 +147,20 @@ def _backward_fake(
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else dy.new_empty(0)
-    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else dy.new_empty(0)
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
@@ -202,37 +176,259 @@ def _backward_flops(
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+        2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "norm_mlp_swiglu__fp8_delayed",
+    "backward_1",
+    "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=6,
+    mutated=1,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_2(dy, h, da, backward_state)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    need_dh_rowwise = need_dx or need_dnorm_weight
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else dy.new_empty(0)
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dh_rowwise
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32)
+        if need_dh_rowwise
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "norm_mlp_swiglu__fp8_delayed",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc1_bias, "
+    "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=1,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    fc1_weight: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        n_columnwise,
+        n_columnwise_scale,
+        fc1_weight_scale_used,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
+    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    return dx, dnorm_weight, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 2 * F * H if need_dfc1_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "norm_mlp_swiglu__fp8_delayed",
-    "backward",
+    "backward_3",
     "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
     "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
-    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=14,
-    mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, float norm_eps) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=12,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        n_columnwise,
+        n_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+    need_fc1_weight_copies = need_dx or need_dnorm_weight
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dnorm_weight
+    ) = dfc1_weight = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_scale_used,
+        backward_state,
+        need_dx,
+        need_dnorm_weight,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+        norm_eps,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
+    if need_fc2_weight_copies:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
+            dy,
+            h,
+            da if need_fc2_weight_copies else None,
+            backward_state,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc1_bias,
+            norm_eps,
+        )
+        del h, da
+    if need_dx or need_dnorm_weight or need_dfc1_weight:
+        dx, dnorm_weight, dfc1_weight = _backward_3(
+            dy,
+            x,
+            norm_weight,
+            norm_rstd,
+            fc1_weight,
+            n_columnwise,
+            n_columnwise_scale,
+            fc1_weight_scale_used,
+            dh_rowwise if need_fc1_weight_copies else None,
+            dh_rowwise_scale if need_fc1_weight_copies else None,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            norm_eps,
+        )
+    return (
+        dx,
+        dnorm_weight,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _SwiGLUNormMLP(torch.autograd.Function):
@@ -317,9 +513,11 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc2_weight = needs[3]
         need_dfc1_bias = needs[4]
         need_dfc2_bias = needs[5]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.backward_state_,
             need_dx,
             need_dnorm_weight,
@@ -329,15 +527,7 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             need_dfc2_bias,
             ctx.norm_eps_,
         )
-        return (
-            dx if need_dx else None,
-            dnorm_weight if need_dnorm_weight else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 9,
-        )
+        return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 9
 
 
 class _SwiGLUNormMLPTwin(_transforms.Twin):
@@ -740,7 +930,7 @@ buffers
   y                             [T..., H]; io; 2 T H bytes; output
   dx                            [T..., H]; io; 2 T H bytes; gradient
   dy                            [T..., H]; io; 2 T H bytes; gradient in
-  da                            [T..., F]; io; 2 T F bytes; workspace
+  da                            [T..., F]; io; 2 T F bytes; between ops
   dfc2_weight                   [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                     [H]; io; 2 H bytes; gradient
   dn                            [T..., H]; io; 2 T H bytes; workspace
@@ -763,12 +953,12 @@ buffers
   dy_columnwise_scale           [1]; float32; 4 bytes; workspace
   a_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [1]; float32; 4 bytes; workspace
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [1]; float32; 4 bytes; between ops
   fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
-  dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; workspace
-  dh_columnwise_scale           [1]; float32; 4 bytes; workspace
+  dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; between ops
+  dh_columnwise_scale           [1]; float32; 4 bytes; between ops
   n_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
   n_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   fc1_input_amax_history        [1024, 1]; float32; 4096 bytes;
@@ -843,10 +1033,8 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_sta
      2 T H F + T H flop; T align(F, 16) + 8 + H align(F, 16) + 2 H + 4 T H bytes;
      rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise,
-    a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
-    fc2_weight_scale_used, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
-    dfc2_bias
+backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used, backward_state)
+    -> dfc2_weight, dfc2_bias, da
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
@@ -863,25 +1051,29 @@ backward (dy, x, norm_weight, norm_rstd, fc1_weight, h, fc2_weight, a_columnwise
   4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+backward_2 (dy, h, da, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e5m2_tensor; 34 T F flop;
      2 T F + 2 T 2 F + 4096 + 12 + T align(2 F, 16) + 2 F align(T, 16) + 2 2 F + 4 (T // 128 + 1) 2
      F bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale,
+    fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx,
+    dnorm_weight, dfc1_weight, if need_dx or need_dnorm_weight or need_dfc1_weight
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
      fc1_weight_columnwise_scale
      quantize_e4m3_tensor; 2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes; if need_dx or need_dnorm_weight
-  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
-  9. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
@@ -903,6 +1095,9 @@ saved for the backward, each only if a gradient that needs it is asked for
                          if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
       bytes, inputs and parameters included
+  made by the forward: 4 + 5 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.52 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 751 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

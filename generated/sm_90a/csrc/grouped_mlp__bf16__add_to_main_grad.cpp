@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3541b9d4706fe7cb
+// checksum sha256:9cd92fd2ecebbb34
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -151,51 +151,30 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
   return {y, h_kept, a_kept};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+Tensor backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
     Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> a,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> fc1_weight_main_grad,
     std::optional<Tensor> fc2_weight_main_grad,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
     bool need_dprobs,
     bool need_dfc1_bias,
-    bool need_dfc2_bias) {
+    bool /*need_dfc2_bias*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "a", given(a), "dy", dy);
   check_same_dtype(kCell, "a", given(a), "dy", dy);
   check_rank(kCell, "a", given(a), 2, true, "[T, F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
-  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
-  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
   check_device(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), "dy", dy);
   check_dtype(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), ScalarType::Float);
   check_rank(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), 3, true, "[E, H, F]");
@@ -204,23 +183,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1)
-      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2
-      : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
-  check_size(kCell, "x", given(x), -2, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : 0;
   check_size(kCell, "a", given(a), -2, T, "T (tokens)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
   check_size(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), -2, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
@@ -233,31 +199,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto probs_dense = dense(probs);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto a_dense = dense(a);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
-  const Tensor dprobs = need_dprobs
-      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 4},  // da
-      // dh
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * T * 2 * F) : kUnwanted, 4, 7},
-  }};
-  const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc1_bias, /*before=*/7),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const da = workspace[0];
-  void* const dh = workspace[1];
+  const Tensor da = need_da ? empty({T, F}, io, dy) : empty({0}, io, dy);
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
   if (need_da) {
@@ -295,7 +241,62 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 3. group_sum: dy, split_sizes -> dfc2_bias
+  return da;
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
+    std::optional<Tensor> da,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = da ? extent(*da, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dh;
+  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
+
+  // 1. group_sum: dy, split_sizes -> dfc2_bias
   if (need_dfc2_bias) {
     check(kCell,
           group_sum(io,
@@ -309,12 +310,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
+  // 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                  /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
                       pointer(probs_dense)},
                   /*results=*/{writable(dh), writable(dh), writable(dprobs)},
                   /*scalars=*/{},
@@ -323,12 +324,74 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+  return {dprobs, dfc2_bias, dh};
+}
+
+std::tuple<Tensor, Tensor> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    Tensor split_sizes,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh,
+    std::optional<Tensor> fc1_weight_main_grad,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 2, true, "[T, 2 * F]");
+  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
+  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
+  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = extent(dh, -1) / 2;
+  check_size(kCell, "x", given(x), -2, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh", given(dh), -2, T, "T (tokens)");
+  check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto x_dense = dense(x);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_dense = dense(dh);
+  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
+
+  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_sm90_dgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(fc1_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dx),
@@ -341,12 +404,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 6. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+  // 2. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
   if (need_dfc1_weight) {
     check(kCell,
           gemm_sm90_wgrad_add(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(x_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(fc1_weight_main_grad),
@@ -359,12 +422,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 7. group_sum: dh, split_sizes -> dfc1_bias
+  // 3. group_sum: dh, split_sizes -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
               GroupSumArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*out=*/writable(dfc1_bias),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
@@ -373,12 +436,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  return {dx, dprobs, dfc1_bias, dfc2_bias};
+  return {dx, dfc1_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("grouped_mlp__bf16__add_to_main_grad_forward", TORCH_BOX(&forward));
-  m.impl("grouped_mlp__bf16__add_to_main_grad_backward", TORCH_BOX(&backward));
+  m.impl("grouped_mlp__bf16__add_to_main_grad_backward_1", TORCH_BOX(&backward_1));
+  m.impl("grouped_mlp__bf16__add_to_main_grad_backward_2", TORCH_BOX(&backward_2));
+  m.impl("grouped_mlp__bf16__add_to_main_grad_backward_3", TORCH_BOX(&backward_3));
 }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5521de8094d53776
+# checksum sha256:f1356577108ef17b
 """grouped_mlp__bf16__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -123,46 +123,25 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
-    x: Tensor | None,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "x", x, "dy", dy)
-    checks.same_dtype(CELL, "x", x, "dy", dy)
-    checks.rank(CELL, "x", x, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "a", a, "dy", dy)
     checks.same_dtype(CELL, "a", a, "dy", dy)
     checks.rank(CELL, "a", a, 2, "[T, F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
-    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
-    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     checks.device(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, "dy", dy)
     checks.dtype(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, torch.float32)
     checks.rank(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, 3, "[E, H, F]")
@@ -177,44 +156,22 @@ def check_backward(
         if fc2_weight is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
         else 0
     )
-    checks.size(CELL, "x", x, -2, T, "T (tokens)")
-    checks.size(CELL, "x", x, -1, H, "H (hidden)")
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "a", a, -2, T, "T (tokens)")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
-    x: steps.IfAsked,
     split_sizes: Tensor,
-    probs: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
     a: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    fc1_weight_main_grad: steps.IfAsked,
     fc2_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -222,9 +179,9 @@ def backward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dprobs = dfc1_bias = dfc2_bias = da = dh = steps.ABSENT
+) -> tuple[Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    da = steps.ABSENT
     need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
     if need_da:
@@ -234,28 +191,139 @@ def backward(
         fc2_weight_main_grad = fc2_weight_main_grad + steps.grouped_gemm_wgrad(
             dy, a, split_sizes, dtype=torch.float32
         )
-    # 3. group_sum: dy, split_sizes -> dfc2_bias
+    return da if need_da else dy.new_empty(0), fc2_weight_main_grad
+
+
+def check_backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 2, "[T, F]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = da.shape[-1] if da is not None else h.shape[-1] // 2 if h is not None else 0
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.size(CELL, "da", da, -2, T, "T (tokens)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+
+
+def backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
+    da: steps.IfAsked,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dprobs = dfc2_bias = dh = steps.ABSENT
+    # 1. group_sum: dy, split_sizes -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_da:
+    # 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+    return (
+        dprobs if need_dprobs else None,
+        dfc2_bias,
+        dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+    )
+
+
+def check_backward_3(
+    dy: Tensor,
+    x: Tensor | None,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+    fc1_weight_main_grad: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "x", x, "dy", dy)
+    checks.same_dtype(CELL, "x", x, "dy", dy)
+    checks.rank(CELL, "x", x, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 2, "[T, 2 * F]")
+    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
+    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
+    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    checks.size(CELL, "x", x, -2, T, "T (tokens)")
+    checks.size(CELL, "x", x, -1, H, "H (hidden)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "dh", dh, -2, T, "T (tokens)")
+    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    x: steps.IfAsked,
+    split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
+    dh: Tensor,
+    fc1_weight_main_grad: steps.IfAsked,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward_3 program, step by step."""
+    dx = dfc1_bias = steps.ABSENT
+    # 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
     if need_dx:
         dx = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 6. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    # 2. grouped_gemm wgrad: dh, x, split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
     if need_dfc1_weight:
         fc1_weight_main_grad = fc1_weight_main_grad + steps.grouped_gemm_wgrad(
             dh, x, split_sizes, dtype=torch.float32
         )
-    # 7. group_sum: dh, split_sizes -> dfc1_bias
+    # 3. group_sum: dh, split_sizes -> dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     return (
         dx if need_dx else dy.new_empty(0),
-        dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
-        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
         fc1_weight_main_grad,
-        fc2_weight_main_grad,
     )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:a973baf4508596f9
+# checksum sha256:946d08e58349b282
 """grouped_mlp__bf16__add_to_main_grad on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -28,29 +28,42 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="grouped_mlp__bf16__add_to_main_grad_backward",
+        name="grouped_mlp__bf16__add_to_main_grad_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, "
-            "Tensor? h, Tensor? a, Tensor? fc2_weight, Tensor(a!)? fc1_weight_main_grad, "
-            "Tensor(b!)? fc2_weight_main_grad, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? a, Tensor? fc2_weight, "
+            "Tensor(a!)? fc2_weight_main_grad, int flags, int ways) -> Tensor"
         ),
-        tensors=(
-            "dy",
-            "x",
-            "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
-            "a",
-            "fc2_weight",
-            "fc1_weight_main_grad",
-            "fc2_weight_main_grad",
-        ),
+        tensors=("dy", "split_sizes", "a", "fc2_weight", "fc2_weight_main_grad"),
         flags=6,
-        mutated=2,
-        saved=(5, 6),
-        asked=(1, 8, 16, 32),
+        mutated=1,
+        saved=(2,),
+        asked=(27,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16__add_to_main_grad_backward_2",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? da, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "probs", "h", "da"),
+        flags=5,
+        mutated=0,
+        saved=(3,),
+        asked=(4, 16, 11),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16__add_to_main_grad_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, "
+            "Tensor(a!)? fc1_weight_main_grad, int flags, int ways) -> (Tensor, Tensor)"
+        ),
+        tensors=("dy", "x", "split_sizes", "fc1_weight", "dh", "fc1_weight_main_grad"),
+        flags=3,
+        mutated=1,
+        saved=(),
+        asked=(1, 4),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:d7b513c8a980d852
+# checksum sha256:4f72ff146ee46e94
 """grouped_mlp__bf16__recompute_activations on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -36,17 +36,29 @@ OPS = (
         ),
     ),
     Op(
-        name="grouped_mlp__bf16__recompute_activations_backward",
+        name="grouped_mlp__bf16__recompute_activations_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, "
-            "Tensor? h, Tensor? fc2_weight, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "split_sizes", "probs", "fc1_weight", "h", "fc2_weight"),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(5,),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(3,),
+        asked=(4, 8, 32, 19),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16__recompute_activations_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "x", "split_sizes", "fc1_weight", "dh"),
+        flags=3,
+        mutated=0,
+        saved=(),
+        asked=(1, 2, 4),
         ways=(),
     ),
 )
