@@ -112,6 +112,10 @@ class Twin(torch.autograd.Function):
         return _each(cls.apply, info.batch_size, in_dims, tuple(args))
 
 
+def _keep() -> None:
+    """Nothing goes before a transform is done with its graph."""
+
+
 class _Once(torch.autograd.Function):
     """The backward of a twin, which is not differentiated again.
 
@@ -121,7 +125,12 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def forward(twin, count, needs, carried, *tensors):
         incoming, saved = tensors[:count], tensors[count:]
-        ctx = SimpleNamespace(needs_input_grad=needs, saved_tensors=saved, **carried)
+        ctx = SimpleNamespace(
+            needs_input_grad=needs,
+            saved_tensors=saved,
+            maybe_clear_saved_tensors=_keep,
+            **carried,
+        )
         return twin.ordinary.backward(ctx, *incoming)
 
     @staticmethod

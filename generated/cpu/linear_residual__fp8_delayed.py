@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:570d2bfbc8748ad8
+# checksum sha256:d390aafa743a3825
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "01b962c5f4e999b15a4fb79c9e19c8e522ccf9308ab76f586f472a0d012c307e"
+DIGEST = "892015268e4e733f40969f1d65d216621e4c9794be2e75a097c82fd5432b90d5"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -33,20 +33,12 @@ def _forward_fake(
     need_dfc_weight: bool,
     need_dresidual: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(x, fc_weight, residual, fc_bias, forward_state)
     T = math.prod(x.shape[:-1])
     K = x.shape[-1]
     D = fc_weight.shape[-2]
     y = x.new_empty((*x.shape[:-1], D))
-    fc_weight_columnwise = (
-        x.new_empty((K, -(-D // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
-    )
     x_columnwise = (
         x.new_empty((K, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc_weight
@@ -57,7 +49,10 @@ def _forward_fake(
         if need_dfc_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    return y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+    fc_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
+    )
+    return y, x_columnwise, x_columnwise_scale, fc_weight_scale_used
 
 
 def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
@@ -72,7 +67,7 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor fc_weight, Tensor residual, Tensor? fc_bias, "
     "Tensor(a!) forward_state, bool need_dx, bool need_dfc_weight, bool need_dresidual, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=5,
@@ -84,27 +79,22 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
+    fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_backward(
-        dy,
-        fc_weight_columnwise,
-        fc_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        backward_state,
+        dy, fc_weight, x_columnwise, x_columnwise_scale, fc_weight_scale_used, backward_state
     )
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -117,7 +107,7 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
-    fc_weight_columnwise: Tensor | None,
+    fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
@@ -125,8 +115,8 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -137,9 +127,9 @@ def _backward_flops(
 _backward = _library.register(
     "linear_residual__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? fc_weight_columnwise, Tensor? fc_weight_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? fc_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=6,
@@ -166,25 +156,23 @@ class _LinearResidual(torch.autograd.Function):
         need_dfc_bias: bool,
         backward_state: Tensor,
     ) -> Tensor:
-        y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale = (
-            _forward(
-                x,
-                fc_weight,
-                residual,
-                fc_bias,
-                forward_state,
-                need_dx,
-                need_dfc_weight,
-                need_dresidual,
-                need_dfc_bias,
-            )
+        y, x_columnwise, x_columnwise_scale, fc_weight_scale_used = _forward(
+            x,
+            fc_weight,
+            residual,
+            fc_bias,
+            forward_state,
+            need_dx,
+            need_dfc_weight,
+            need_dresidual,
+            need_dfc_bias,
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight_columnwise if need_dx else None,
-            fc_weight_columnwise_scale if need_dx else None,
+            fc_weight if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
+            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -250,7 +238,7 @@ class _LinearResidualTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
+            fc_weight,
             _,
             _,
             _,
@@ -260,16 +248,14 @@ class _LinearResidualTwin(_transforms.Twin):
             _,
             backward_state,
         ) = inputs
-        _, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale = (
-            output
-        )
+        _, x_columnwise, x_columnwise_scale, fc_weight_scale_used = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
-            fc_weight_columnwise if need_dx else None,
-            fc_weight_columnwise_scale if need_dx else None,
+            fc_weight if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
+            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -490,8 +476,8 @@ buffers
   fc_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dy_rowwise                   [T, align(D, 16)]; e5m2; T align(D, 16) bytes; workspace
   dy_rowwise_scale             [1]; float32; 4 bytes; workspace
-  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; kept for the backward
-  fc_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
+  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
+  fc_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
   dy_columnwise                [D, align(T, 16)]; e5m2; D align(T, 16) bytes; workspace
   dy_columnwise_scale          [1]; float32; 4 bytes; workspace
   x_columnwise                 [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
@@ -506,6 +492,7 @@ buffers
                                state dict
   fc_weight_scale              [1]; float32; 4 bytes;
                                row 2049 of forward_state, fc.weight_scale in the state dict
+  fc_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                rows 0 to 1023 of backward_state, fc.grad_output_amax_history in the
                                state dict
@@ -514,35 +501,42 @@ buffers
   forward_state                [2050, 1]; float32; 8200 bytes; state, changed in place
   backward_state               [1025, 1]; float32; 4100 bytes; state, changed in place
 
-forward (x, fc_weight, residual, fc_bias, forward_state) -> y, fc_weight_columnwise,
-    fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize: x, fc_input_amax_history, fc_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise,
+forward (x, fc_weight, residual, fc_bias, forward_state) -> y, x_columnwise, x_columnwise_scale,
+    fc_weight_scale_used
+  1. snapshot: fc_weight_scale -> fc_weight_scale_used
+     8 bytes; if need_dx
+  2. quantize: x, fc_input_amax_history, fc_input_scale -> x_rowwise, x_rowwise_scale, x_columnwise,
      x_columnwise_scale
      2 T K + 4096 + 12 + T align(K, 16) + K align(T, 16) bytes
-  2. quantize: fc_weight, fc_weight_amax_history, fc_weight_scale -> fc_weight_rowwise,
-     fc_weight_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
-     2 D K + 4096 + 12 + D align(K, 16) + K align(D, 16) bytes
-  3. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
+  3. quantize: fc_weight, fc_weight_amax_history, fc_weight_scale -> fc_weight_rowwise,
+     fc_weight_rowwise_scale
+     2 D K + 4096 + 8 + D align(K, 16) bytes
+  4. gemm fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale, fc_bias
      -> fc_y
      2 T D K flop; T align(K, 16) + 8 + D align(K, 16) + 2 D + 2 T D bytes
-  4. pointwise: fc_y, residual -> y  (y = x + extra)
+  5. pointwise: fc_y, residual -> y  (y = x + extra)
      T D flop; 6 T D bytes
 
-backward (dy, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
-    backward_state) -> dx, dfc_weight, dfc_bias
+backward (dy, fc_weight, x_columnwise, x_columnwise_scale, fc_weight_scale_used, backward_state)
+    -> dx, dfc_weight, dfc_bias
   1. quantize: dy, fc_grad_output_amax_history, fc_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias
      2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D bytes
-  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+  2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
+     2 D K + 8 + K align(D, 16) bytes; if need_dx
+  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
      -> dx
      2 T D K flop; T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
+  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc_weight
      2 T D K flop; D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc_weight_columnwise        K align(D, 16) bytes  if need_dx
-  fc_weight_columnwise_scale  4 bytes               if need_dx
-  x_columnwise                K align(T, 16) bytes  if need_dfc_weight
-  x_columnwise_scale          4 bytes               if need_dfc_weight
-  at most K align(D, 16) + 8 + K align(T, 16) bytes, inputs and parameters included
+  fc_weight             2 D K bytes           if need_dx
+  x_columnwise          K align(T, 16) bytes  if need_dfc_weight
+  x_columnwise_scale    4 bytes               if need_dfc_weight
+  fc_weight_scale_used  4 bytes               if need_dx
+  at most 2 D K + K align(T, 16) + 8 bytes, inputs and parameters included
+  made by the forward: K bytes for each token, none for parameters
+  peak of the backward, with all gradients: 688 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 340 MB at D = 2048, K = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:fe5f0a527be260a0
+# checksum sha256:cd1144b93c361656
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "547e481152d2ff393a755dbc7ef65321327d3612d29c58dbbc13f31185035807"
+DIGEST = "bb603d8c65364e8d33b77936d0d0d8e6d6124bfb106159ccc880308ebe22375d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -78,14 +78,8 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    n: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -95,35 +89,21 @@ def _backward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    reference.check_backward(dy, x, norm_weight, norm_rstd, n, fc1_weight, h, a, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, a, fc2_weight)
     H = dy.shape[-1]
-    F = (
-        a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
-    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
-    dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else None
+    )
+    return dfc2_weight, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -134,40 +114,184 @@ def _backward_flops(
 ) -> int:
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
     return (
-        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+        2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "norm_mlp_swiglu__bf16",
+    "backward_1",
+    "(Tensor dy, Tensor? a, Tensor? fc2_weight, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
+    "bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, h, da)
+    H = dy.shape[-1]
+    F = da.shape[-1] if da is not None else h.shape[-1] // 2 if h is not None else 0
+    dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
+    dh = (
+        dy.new_empty((*dy.shape[:-1], 2 * F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else None
+    )
+    return dfc2_bias, dh
+
+
+_backward_2 = _library.register(
+    "norm_mlp_swiglu__bf16",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor? da, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc1_bias, bool need_dfc2_bias, "
+    "float norm_eps) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    n: Tensor | None,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, x, norm_weight, norm_rstd, n, fc1_weight, dh)
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
+    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
+    return dx, dnorm_weight, dfc1_weight, dfc1_bias
+
+
+def _backward_3_flops(
+    dy: Tensor, dh: Tensor, need_dx: bool, need_dnorm_weight: bool, need_dfc1_weight: bool
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 2 * F * H if need_dfc1_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "norm_mlp_swiglu__bf16",
-    "backward",
+    "backward_3",
     "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n, "
-    "Tensor? fc1_weight, Tensor? h, Tensor? a, Tensor? fc2_weight, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=9,
+    "Tensor? fc1_weight, Tensor dh, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc1_bias, float norm_eps) -> (Tensor?, Tensor?, "
+    "Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=7,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        norm_weight,
+        norm_rstd,
+        n,
+        fc1_weight,
+        h,
+        a,
+        fc2_weight,
+    ) = left
+    left.clear()
+    dfc2_weight = da = dfc2_bias = dh = dx = dnorm_weight = dfc1_weight = dfc1_bias = None
+    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias or need_dfc2_weight:
+        dfc2_weight, da = _backward_1(
+            dy,
+            a,
+            fc2_weight,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            norm_eps,
+        )
+        del a, fc2_weight
+    if need_dfc2_bias or need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias:
+        dfc2_bias, dh = _backward_2(
+            dy,
+            h,
+            da,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            norm_eps,
+        )
+        del h, da
+    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias:
+        dx, dnorm_weight, dfc1_weight, dfc1_bias = _backward_3(
+            dy,
+            x,
+            norm_weight,
+            norm_rstd,
+            n,
+            fc1_weight,
+            dh,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc1_bias,
+            norm_eps,
+        )
+    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _SwiGLUNormMLP(torch.autograd.Function):
@@ -233,9 +357,11 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc2_weight = needs[3]
         need_dfc1_bias = needs[4]
         need_dfc2_bias = needs[5]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dnorm_weight,
             need_dfc1_weight,
@@ -552,10 +678,10 @@ buffers
   y             [T..., H]      io       2 T H bytes    output
   dx            [T..., H]      io       2 T H bytes    gradient
   dy            [T..., H]      io       2 T H bytes    gradient in
-  da            [T..., F]      io       2 T F bytes    workspace
+  da            [T..., F]      io       2 T F bytes    between ops
   dfc2_weight   [H, F]         io       2 H F bytes    gradient
   dfc2_bias     [H]            io       2 H bytes      gradient
-  dh            [T..., 2 * F]  io       2 T 2 F bytes  workspace
+  dh            [T..., 2 * F]  io       2 T 2 F bytes  between ops
   dn            [T..., H]      io       2 T H bytes    workspace
   dfc1_weight   [2 * F, H]     io       2 2 F H bytes  gradient
   dfc1_bias     [2 * F]        io       2 2 F bytes    gradient
@@ -573,25 +699,29 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
   5. pointwise: z, x -> y  (y = x + extra)
      T H flop; 6 T H bytes
 
-backward (dy, x, norm_weight, norm_rstd, n, fc1_weight, h, a, fc2_weight) -> dx, dnorm_weight,
-    dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
-  1. gemm dgrad: dy, fc2_weight -> da
-     2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  2. gemm wgrad: dy, a -> dfc2_weight
-     2 T H F flop; 2 T H + 2 T F + 2 H F bytes; if need_dfc2_weight
-  3. column_sum: dy -> dfc2_bias
+backward_1 (dy, a, fc2_weight) -> dfc2_weight, da, if need_dx or need_dnorm_weight or
+    need_dfc1_weight or need_dfc1_bias or need_dfc2_weight
+  1. gemm dgrad: dy, fc2_weight -> da  2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
+                                       if need_dx or need_dnorm_weight or need_dfc1_weight or
+                                       need_dfc1_bias
+  2. gemm wgrad: dy, a -> dfc2_weight  2 T H F flop; 2 T H + 2 T F + 2 H F bytes;
+                                       if need_dfc2_weight
+backward_2 (dy, h, da) -> dfc2_bias, dh, if need_dfc2_bias or need_dx or need_dnorm_weight or
+    need_dfc1_weight or need_dfc1_bias
+  1. column_sum: dy -> dfc2_bias
      T H flop; 2 T H + 2 H bytes; if need_dfc2_bias
-  4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+  2. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
      34 T F flop; 2 T F + 4 T 2 F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dh, fc1_weight -> dn
+backward_3 (dy, x, norm_weight, norm_rstd, n, fc1_weight, dh) -> dx, dnorm_weight, dfc1_weight,
+    dfc1_bias, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  1. gemm dgrad: dh, fc1_weight -> dn
      2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes; if need_dx or need_dnorm_weight
-  6. gemm wgrad: dh, n -> dfc1_weight
+  2. gemm wgrad: dh, n -> dfc1_weight
      2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
-  7. column_sum: dh -> dfc1_bias
+  3. column_sum: dh -> dfc1_bias
      T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
-  8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
@@ -605,4 +735,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight   2 H F bytes    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 4 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 T F + 2 H F bytes, inputs and parameters
       included
+  made by the forward: 4 + 2 H + 6 F bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.64 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 814 MB at F = 2048, H = 2048, T = 32768
 """

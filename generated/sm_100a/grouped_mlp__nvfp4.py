@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de9cb4a10730ff4e
+# checksum sha256:62ddaeaa49fbe059
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "ca0038d4d2f5085a209291775eef8a5df9c960e073621fa236bdafea97e751e8"
+DIGEST = "4d73c88ea9011b8dfcf4c626ba1fa25c6834319d3e61f14adfbfa9ef9fb7a54b"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -37,37 +37,17 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
+    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = x.new_empty((T, 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-F // 128), -(-H // 64), 32, 4, 4), dtype=torch.float8_e4m3fn)
-        if keep_h
-        else None
-    )
-    saved_amaxes = (
-        x.new_empty((4, E), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+    h = (
+        x.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else None
     )
     a_columnwise = (
@@ -80,15 +60,8 @@ def _forward_fake(
         if need_dfc2_weight
         else None
     )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
-        if need_dx
-        else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-H // 128), -(-(2 * F) // 64), 32, 4, 4), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else None
+    saved_amaxes = (
+        x.new_empty((2, E), dtype=torch.float32) if need_dfc1_weight or need_dfc2_weight else None
     )
     x_columnwise = (
         x.new_empty((H, -(-(128 * (T // 128 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
@@ -100,19 +73,7 @@ def _forward_fake(
         if need_dfc1_weight
         else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        saved_amaxes,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -128,7 +89,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -138,20 +99,13 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    saved_amaxes: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -159,52 +113,33 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        saved_amaxes,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        rng_state,
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
+        dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes, rng_state
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
-    dprobs = (
-        dy.new_empty((T,), dtype=torch.float32)
-        if need_dprobs
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -215,39 +150,257 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__nvfp4",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? saved_amaxes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) rng_state, bool need_dx, "
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? saved_amaxes, Tensor(a!) rng_state, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=14,
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=7,
     mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, probs, h, da)
+    T = dy.shape[-2]
+    F = da.shape[-1]
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dh
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_2",
+    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+    rng_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_3(dy, split_sizes, fc1_weight, dh, rng_state)
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dh_columnwise = (
+        dy.new_empty(
+            (2 * F, -(-(128 * (T // 128 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2
+        )
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-(2 * F) // 128), 2 * (T // 128 + E), 32, 4, 4), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_columnwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
+
+
+def _backward_3_flops(dy: Tensor, dh: Tensor, need_dx: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    return 2 * T * 2 * F * H if need_dx else 0
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, Tensor(a!) rng_state, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, "
+    "Tensor, Tensor)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=5,
+    mutated=1,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    saved_amaxes: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    dh_columnwise_amax: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy,
+        split_sizes,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
+    "Tensor dh_columnwise_amax, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=8,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    rng_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dprobs = dh = dx = dfc1_bias = dh_columnwise = dh_columnwise_scale = dh_columnwise_amax = (
+        dfc1_weight
+    ) = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        rng_state,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_fc2_weight_copies:
+        dprobs, dh = _backward_2(
+            dy,
+            probs,
+            h,
+            da if need_fc2_weight_copies else None,
+            need_dx,
+            need_dfc1_weight,
+            need_dprobs,
+            need_dfc1_bias,
+        )
+        del probs, h, da
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax = _backward_3(
+            dy, split_sizes, fc1_weight, dh, rng_state, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+        del fc1_weight, dh
+    if need_dfc1_weight:
+        dfc1_weight = _backward_4(
+            dy,
+            split_sizes,
+            saved_amaxes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            dh_columnwise_amax if need_dfc1_weight else None,
+            need_dfc1_weight,
+        )
+    return (
+        dx if need_dx else None,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dprobs,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -270,44 +423,33 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         rng_state: Tensor,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
-            x,
-            fc1_weight,
-            fc2_weight,
-            split_sizes,
-            probs,
-            fc1_bias,
-            fc2_bias,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dprobs,
-            need_dfc1_bias,
+        y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
+            _forward(
+                x,
+                fc1_weight,
+                fc2_weight,
+                split_sizes,
+                probs,
+                fc1_bias,
+                fc2_bias,
+                need_dx,
+                need_dfc1_weight,
+                need_dfc2_weight,
+                need_dprobs,
+                need_dfc1_bias,
+            )
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
+            saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -327,9 +469,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.rng_state_,
             need_dx,
             need_dfc1_weight,
@@ -338,16 +482,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        return (
-            dx if need_dx else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 6,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 6
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -392,8 +527,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             split_sizes,
             probs,
             _,
@@ -405,32 +540,21 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dfc1_bias,
             rng_state,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
+            output
+        )
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
+            saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -669,11 +793,11 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; workspace
+  da                           [T, F]; io; 2 T F bytes; between ops
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
-  dh                           [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dh                           [T, 2 * F]; io; 2 T 2 F bytes; between ops
   dprobs                       [T]; float32; 4 T bytes; gradient
   dx                           [T, H]; io; 2 T H bytes; gradient
   dfc1_weight                  [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
@@ -701,10 +825,10 @@ buffers
                                4 4 32 (T // 128 + E) ceildiv(H, 64) bytes; workspace
   dy_rowwise_amax              [E]; float32; 4 E bytes; workspace
   fc2_weight_columnwise        [E, F, align(H, 32) // 2]; e2m1; E F (align(H, 32) // 2) bytes;
-                               kept for the backward
+                               workspace
   fc2_weight_columnwise_scale  [E, ceildiv(F, 128), ceildiv(H, 64), 32, 4, 4]; e4m3;
-                               4 4 32 E ceildiv(F, 128) ceildiv(H, 64) bytes; kept for the backward
-  fc2_weight_columnwise_amax   [E]; float32; 4 E bytes; row 0 of saved_amaxes
+                               4 4 32 E ceildiv(F, 128) ceildiv(H, 64) bytes; workspace
+  fc2_weight_columnwise_amax   [E]; float32; 4 E bytes; workspace
   dy_columnwise                [H, align(128 * (T // 128 + E), 32) // 2]; e2m1;
                                H (align(128 (T // 128 + E), 32) // 2) bytes; workspace
   dy_columnwise_scale          [ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
@@ -714,32 +838,31 @@ buffers
                                F (align(128 (T // 128 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
                                4 4 32 ceildiv(F, 128) 2 (T // 128 + E) bytes; kept for the backward
-  a_columnwise_amax            [E]; float32; 4 E bytes; row 1 of saved_amaxes
+  a_columnwise_amax            [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dh_rowwise                   [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
                                workspace
   dh_rowwise_scale             [T // 128 + E, ceildiv(2 * F, 64), 32, 4, 4]; e4m3;
                                4 4 32 (T // 128 + E) ceildiv(2 F, 64) bytes; workspace
   dh_rowwise_amax              [E]; float32; 4 E bytes; workspace
   fc1_weight_columnwise        [E, H, align(2 * F, 32) // 2]; e2m1; E H (align(2 F, 32) // 2) bytes;
-                               kept for the backward
+                               workspace
   fc1_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(2 * F, 64), 32, 4, 4]; e4m3;
-                               4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) bytes;
-                               kept for the backward
-  fc1_weight_columnwise_amax   [E]; float32; 4 E bytes; row 2 of saved_amaxes
+                               4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) bytes; workspace
+  fc1_weight_columnwise_amax   [E]; float32; 4 E bytes; workspace
   dh_columnwise                [2 * F, align(128 * (T // 128 + E), 32) // 2]; e2m1;
-                               2 F (align(128 (T // 128 + E), 32) // 2) bytes; workspace
+                               2 F (align(128 (T // 128 + E), 32) // 2) bytes; between ops
   dh_columnwise_scale          [ceildiv(2 * F, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
-                               4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) bytes; workspace
-  dh_columnwise_amax           [E]; float32; 4 E bytes; workspace
+                               4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) bytes; between ops
+  dh_columnwise_amax           [E]; float32; 4 E bytes; between ops
   x_columnwise                 [H, align(128 * (T // 128 + E), 32) // 2]; e2m1;
                                H (align(128 (T // 128 + E), 32) // 2) bytes; kept for the backward
   x_columnwise_scale           [ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
                                4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes; kept for the backward
-  x_columnwise_amax            [E]; float32; 4 E bytes; row 3 of saved_amaxes
+  x_columnwise_amax            [E]; float32; 4 E bytes; row 1 of saved_amaxes
   x_partial_amax               [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc1_weight_partial_amax      [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc1_weight_partial_amax      [1, E, 384]; float32; 4 384 E bytes; workspace
   a_partial_amax               [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc2_weight_partial_amax      [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc2_weight_partial_amax      [1, E, 384]; float32; 4 384 E bytes; workspace
   rng_state                    [2]; int64; 16 bytes; buffer rng_state, changed in place
   dy_partial_amax              [2, E, 384]; float32; 4 384 2 E bytes; workspace
   dh_partial_amax              [2, E, 384]; float32; 4 384 2 E bytes; workspace
@@ -747,23 +870,20 @@ buffers
                                workspace
   dh_row_sums                  [T // 128 + (2 * E + 1), 2 * F]; float32;
                                4 (T // 128 + 2 E + 1) 2 F bytes; workspace
-  saved_amaxes                 [4, E]; float32; 4 4 E bytes; kept for the backward
+  saved_amaxes                 [2, E]; float32; 4 2 E bytes; kept for the backward
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
-    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
+    a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, x_partial_amax
      quantize_e2m1_nv_1x16_hadamard_atoms;
      2 T H + 16 E + T (align(H, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(H, 64) + H (align(128 (T
      // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 4 384 2 E bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax,
      fc1_weight_partial_amax
      quantize_e2m1_nv_16x16_atoms;
-     2 E 2 F H + E 2 F (align(H, 32) // 2) + 4 4 32 E ceildiv(2 F, 128) ceildiv(H, 64) + 8 E + E H
-     (align(2 F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + 4 384 2 E bytes
+     2 E 2 F H + E 2 F (align(H, 32) // 2) + 4 4 32 E ceildiv(2 F, 128) ceildiv(H, 64) + 4 E + 4 384
+     E bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, x_rowwise_amax, fc1_weight_rowwise,
      fc1_weight_rowwise_scale, fc1_weight_rowwise_amax, split_sizes, fc1_bias -> h
      gemm_nv_tcgen05_fprop_e2m1_e2m1_nv_1x16_nv_16x16_fp32; 2 T 2 F H flop;
@@ -777,86 +897,93 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      2 T F + 16 E + T (align(F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(F, 64) + F (align(128 (T
      // 128 + E), 32) // 2) + 4 4 32 ceildiv(F, 128) 2 (T // 128 + E) + 4 384 2 E bytes
   6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax,
-     fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
      fc2_weight_partial_amax
      quantize_e2m1_nv_16x16_atoms;
-     2 E H F + E H (align(F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(F, 64) + 8 E + E F
-     (align(H, 32) // 2) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 64) + 4 384 2 E bytes
+     2 E H F + E H (align(F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(F, 64) + 4 E + 4 384 E
+     bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, a_rowwise_amax, fc2_weight_rowwise,
      fc2_weight_rowwise_scale, fc2_weight_rowwise_amax, split_sizes, fc2_bias -> y
      gemm_nv_tcgen05_fprop_e2m1_e2m1_nv_1x16_nv_16x16_fp32; 2 T H F flop;
      T (align(F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(F, 64) + 16 E + E H (align(F, 32) // 2) +
      4 4 32 E ceildiv(H, 128) ceildiv(F, 64) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    saved_amaxes, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight,
-    dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes, rng_state)
+    -> dfc2_weight, dfc2_bias, da
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard_atoms;
      2 T H + 16 E + 16 + T (align(H, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(H, 64) + H (align(128
      (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 4 384 2 E + 2 E H + 4 (T
      // 128 + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, fc2_weight_columnwise,
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+     fc2_weight_columnwise_amax, fc2_weight_partial_amax
+     quantize_e2m1_nv_16x16_atoms;
+     2 E H F + E F (align(H, 32) // 2) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 64) + 4 E + 4 384 E
+     bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, dy_rowwise_amax, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, fc2_weight_columnwise_amax, split_sizes -> da
      gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32; 2 T H F flop;
      T (align(H, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(H, 64) + 16 E + E F (align(H, 32) // 2) +
      4 4 32 E ceildiv(F, 128) ceildiv(H, 64) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
+  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
      a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
      gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32; 2 T H F flop;
      H (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 16 E + F
      (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(F, 128) 2 (T // 128 + E) + 2 E H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
+    need_dfc1_bias
+  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
+backward_3 (dy, split_sizes, fc1_weight, dh, rng_state) -> dx, dfc1_bias, dh_columnwise,
+    dh_columnwise_scale, dh_columnwise_amax, if need_dx or need_dfc1_weight or need_dfc1_bias
+  1. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard_atoms;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(2 F, 64) + 2 F
      (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) + 4 384 2 E +
-     2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+     2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes
+  2. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+     fc1_weight_columnwise_amax, fc1_weight_partial_amax
+     quantize_e2m1_nv_16x16_atoms;
+     2 E 2 F H + E H (align(2 F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + 4 E + 4 384
+     E bytes;
+     if need_dx
+  3. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
      gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32; 2 T 2 F H flop;
      T (align(2 F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(2 F, 64) + 16 E + E H (align(2 F, 32)
      // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + 2 T H bytes;
      if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+backward_4 (dy, split_sizes, saved_amaxes, x_columnwise, x_columnwise_scale, dh_columnwise,
+    dh_columnwise_scale, dh_columnwise_amax) -> dfc1_weight, if need_dfc1_weight
+  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
      gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32; 2 T 2 F H flop;
      2 F (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) + 16 E + H
      (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 2 E 2 F H
-     bytes;
-     if need_dfc1_weight
+     bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F (align(H, 32) // 2) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 4 32 E ceildiv(F, 128) ceildiv(H, 64) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  saved_amaxes                 4 4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                               need_dfc1_bias
-  a_columnwise                 F (align(128 (T // 128 + E), 32) // 2) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 4 32 ceildiv(F, 128) 2 (T // 128 + E) bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) bytes; if need_dx
-  x_columnwise                 H (align(128 (T // 128 + E), 32) // 2) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 64) +
-      4 4 E + F (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(F, 128) 2 (T // 128 + E) + E H
-      (align(2 F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + H (align(128 (T // 128 +
-      E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes, inputs and parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight          2 E 2 F H bytes; if need_dx
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F (align(128 (T // 128 + E), 32) // 2) bytes; if need_dfc2_weight
+  a_columnwise_scale  4 4 32 ceildiv(F, 128) 2 (T // 128 + E) bytes; if need_dfc2_weight
+  saved_amaxes        4 2 E bytes; if need_dfc1_weight or need_dfc2_weight
+  x_columnwise        H (align(128 (T // 128 + E), 32) // 2) bytes; if need_dfc1_weight
+  x_columnwise_scale  4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(128 (T // 128 + E), 32) // 2) + 4 4
+      32 ceildiv(F, 128) 2 (T // 128 + E) + 4 2 E + H (align(128 (T // 128 + E), 32) // 2) + 4 4 32
+      ceildiv(H, 128) 2 (T // 128 + E) bytes, inputs and parameters included
+  made by the forward: 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token,
+      none for parameters
+  peak of the backward, with all gradients: 1.69 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.53 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard_atoms

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:37b2f8b33e0c8d92
+# checksum sha256:2a74ca607ecdbba8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "a48610b07083c3309f003ccedecb47fc36961d134903cfb36f54668557d0a4f8"
+DIGEST = "404afb311adea01625f79144631ff03e9c93df22c15030d1c2e954418ea3b9b6"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -117,17 +117,13 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor,
-    fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     backward_state: Tensor,
@@ -137,18 +133,14 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
         probs,
         h,
         a_columnwise,
         a_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         backward_state,
@@ -157,8 +149,6 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
@@ -167,10 +157,37 @@ def _backward_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     fc2_weight_columnwise: Tensor,
     need_dx: bool,
@@ -183,29 +200,111 @@ def _backward_flops(
     H = dy.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
-    "backward",
+    "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, "
-    "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=13,
+    "Tensor? a_columnwise_scale, Tensor fc2_weight_columnwise, "
+    "Tensor fc2_weight_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=9,
     mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight_columnwise: Tensor,
+    fc1_weight_columnwise_scale: Tensor,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    fc2_weight_columnwise: Tensor,
+) -> Tensor:
+    reference.check_backward_2(
+        dy,
+        split_sizes,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        fc2_weight_columnwise,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_2_flops(dy: Tensor, fc2_weight_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_delayed__cached_weights",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor fc1_weight_columnwise, "
+    "Tensor fc1_weight_columnwise_scale, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
+    "Tensor fc2_weight_columnwise) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=7,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__fp8_delayed__cached_weights",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -255,6 +354,99 @@ _refresh = _library.register(
 )
 
 
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        h,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        backward_state,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise_scale
+    if need_dx:
+        dx = _backward_2(
+            dy,
+            split_sizes,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            fc2_weight_columnwise,
+        )
+        del (
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            fc2_weight_columnwise,
+        )
+    if need_dfc1_weight:
+        dfc1_weight = _backward_3(
+            dy,
+            split_sizes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            need_dfc1_weight,
+        )
+    return (
+        dx,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
+
+
 class _GroupedMLP(torch.autograd.Function):
     """The ops as one node of autograd; it keeps only what the gradients asked for need."""
 
@@ -279,10 +471,10 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs: bool,
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
-        fc1_weight_columnwise: Tensor,
-        fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
+        fc1_weight_columnwise: Tensor,
+        fc1_weight_columnwise_scale: Tensor,
         backward_state: Tensor,
     ) -> Tensor:
         y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
@@ -316,17 +508,17 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
             *_library.watched(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
                 fc2_weight_columnwise,
                 fc2_weight_columnwise_scale,
+                fc1_weight_columnwise,
+                fc1_weight_columnwise_scale,
             ),
         )
         ctx.copies = _library.held(
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -344,9 +536,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*_library.unchanged("grouped_mlp__fp8_delayed__cached_weights", ctx)]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *_library.unchanged("grouped_mlp__fp8_delayed__cached_weights", ctx),
+            left,
             ctx.backward_state_,
             need_dx,
             need_dfc1_weight,
@@ -355,16 +549,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        return (
-            dx if need_dx else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 16,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 16
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -394,10 +579,10 @@ class _GroupedMLPTwin(_transforms.Twin):
         need_dprobs: bool,
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
-        fc1_weight_columnwise: Tensor,
-        fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
+        fc1_weight_columnwise: Tensor,
+        fc1_weight_columnwise_scale: Tensor,
         backward_state: Tensor,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
@@ -442,10 +627,10 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dprobs,
             need_dfc1_bias,
             _,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             backward_state,
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
@@ -461,17 +646,17 @@ class _GroupedMLPTwin(_transforms.Twin):
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
             *_library.watched(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
                 fc2_weight_columnwise,
                 fc2_weight_columnwise_scale,
+                fc1_weight_columnwise,
+                fc1_weight_columnwise_scale,
             ),
         )
         ctx.copies = _library.held(
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         )
         ctx.backward_state_ = backward_state
 
@@ -580,10 +765,10 @@ def grouped_mlp(
             need_dprobs,
             need_dfc1_bias,
             need_dfc2_bias,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
             backward_state,
         )
     else:
@@ -1061,15 +1246,15 @@ buffers
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
-  dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale               [E]; float32; 4 E bytes; workspace
+  dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale               [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise          [E, H, align(2 * F, 16)]; uint8; E H align(2 F, 16) bytes;
                                  buffer fc1.weight_columnwise, filled by refresh
   fc1_weight_columnwise_scale    [E]; float32; 4 E bytes;
                                  buffer fc1.weight_columnwise_scale, filled by refresh
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale            [E]; float32; 4 E bytes; workspace
+                                 2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale            [E]; float32; 4 E bytes; between ops
   x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
@@ -1160,10 +1345,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise,
-    x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, backward_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias,
-    dfc2_bias
+backward_1 (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale, backward_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias,
+    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
@@ -1197,24 +1381,27 @@ backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnw
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  9. dequantize: dh_rowwise -> dh_rowwise_decoded
-     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
-  10. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
-  11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+backward_2 (dy, split_sizes, fc1_weight_columnwise, fc1_weight_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, fc2_weight_columnwise) -> dx, if need_dx
+  1. dequantize: dh_rowwise -> dh_rowwise_decoded
+     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes
+  2. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes
+  3. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes;
-     if need_dx
-  12. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
+backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
+    -> dfc1_weight, if need_dfc1_weight
+  1. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
-     2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
-  13. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+     2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes
+  2. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
-     H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
-  14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+     H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes
+  3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
@@ -1240,6 +1427,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16)
       bytes, inputs and parameters included
+  made by the forward: 5 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 4.04 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

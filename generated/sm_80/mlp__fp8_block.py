@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a21e3ab17080db56
+# checksum sha256:a7efad20bc0ecde4
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "4b8209f53687232da84d980f67cd83fe0c66662f809c21e4bd3b9660feb9c846"
+DIGEST = "200f3776f19350ca9d6ee4651fc3b0d06d129ce03ad3b1db4f58f2d8c5cedece"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -34,42 +34,18 @@ def _forward_fake(
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc1_weight.shape[-2]
-    keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    h = x.new_empty((*x.shape[:-1], F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
-    )
+    h = x.new_empty((*x.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((H, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((-(-F // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
     )
     x_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
@@ -77,18 +53,7 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
@@ -103,8 +68,7 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=5,
@@ -114,59 +78,66 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward(
-        dy,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+) -> tuple[
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
+    reference.check_backward_1(dy, h, fc2_weight, a_columnwise, a_columnwise_scale)
+    T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
         h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
     dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    dh_rowwise = dy.new_empty((T, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    dh_rowwise_scale = dy.new_empty((T, -(-F // 128)), dtype=torch.float32) if need_dx else None
+    dh_columnwise = (
+        dy.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -179,39 +150,166 @@ def _backward_flops(
     F = (
         h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * F * H if need_dx else 0)
-        + (2 * T * F * H if need_dfc1_weight else 0)
+    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
+        2 * T * H * F if need_dfc2_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "mlp__fp8_block",
-    "backward",
-    "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
-    "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
+    "backward_1",
+    "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=10,
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=5,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(
+        dy,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_2_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+
+
+_backward_2 = _library.register(
+    "mlp__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dfc1_weight) -> (Tensor?, "
+    "Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=8,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_2(
+            dy,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _MLP(torch.autograd.Function):
@@ -230,18 +328,7 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
+        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -254,13 +341,11 @@ class _MLP(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -278,14 +363,10 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight = needs[2]
         need_dfc1_bias = needs[3]
         need_dfc2_bias = needs[4]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dfc1_bias,
-            need_dfc2_bias,
+            dy, left, need_dx, need_dfc1_weight, need_dfc2_weight, need_dfc1_bias, need_dfc2_bias
         )
         return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 4
 
@@ -325,37 +406,24 @@ class _MLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
+            fc1_weight,
+            fc2_weight,
             _,
             _,
+            need_dx,
+            need_dfc1_weight,
             _,
-            _,
-            _,
-            _,
-            _,
-            _,
+            need_dfc1_bias,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -577,24 +645,24 @@ buffers
                                  4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [T, ceildiv(H, 128)]; float32; 4 T ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes;
-                                 kept for the backward
+  fc2_weight_columnwise          [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale    [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                                 4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
+                                 4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale            [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                   [F, align(T, 16)]; e4m3; F align(T, 16) bytes;
                                  kept for the backward
   a_columnwise_scale             [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                  kept for the backward
-  dh_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
-  dh_rowwise_scale               [T, ceildiv(F, 128)]; float32; 4 T ceildiv(F, 128) bytes; workspace
-  fc1_weight_columnwise          [H, align(F, 16)]; e4m3; H align(F, 16) bytes;
-                                 kept for the backward
+  dh_rowwise                     [T, align(F, 16)]; e4m3; T align(F, 16) bytes; between ops
+  dh_rowwise_scale               [T, ceildiv(F, 128)]; float32; 4 T ceildiv(F, 128) bytes;
+                                 between ops
+  fc1_weight_columnwise          [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [ceildiv(F, 128), ceildiv(H, 128)]; float32;
-                                 4 ceildiv(F, 128) ceildiv(H, 128) bytes; kept for the backward
-  dh_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; workspace
-  dh_columnwise_scale            [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; workspace
+                                 4 ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
+  dh_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; between ops
+  dh_columnwise_scale            [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
+                                 between ops
   x_columnwise                   [H, align(T, 16)]; e4m3; H align(T, 16) bytes;
                                  kept for the backward
   x_columnwise_scale             [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
@@ -614,18 +682,16 @@ buffers
   dy_row_sums                    [T // 128 + 1, H]; float32; 4 (T // 128 + 1) H bytes; workspace
   dh_row_sums                    [T // 128 + 1, F]; float32; 4 (T // 128 + 1) F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a_columnwise_scale,
+    x_columnwise, x_columnwise_scale
   1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_block_128x128;
-     2 F H + 2 H F + F align(H, 16) + F align(H, 16) + 8 ceildiv(F, 128) ceildiv(H, 128) + H
-     align(F, 16) + H align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) bytes
+     2 F H + 2 H F + F align(H, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(F, 16) + 4
+     ceildiv(H, 128) ceildiv(F, 128) bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -644,76 +710,82 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_colu
   9. gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 H F + 2 H + 2 T H bytes
 
-backward (dy, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc1_bias,
+    dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H + 4
      (T // 128 + 1) H bytes
-  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 H F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
-  6. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+  7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
-  7. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
      gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
      if need_dfc2_weight
-  8. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e4m3_block_1x128; 36 T F flop;
      4 T F + T align(F, 16) + 4 T ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T, 128) F + 2 F + 4
      (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
+     if need_dx
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes; if need_dx
-  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + 2 F H bytes; if need_dx
-  11. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+  4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
-  12. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+  5. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc1_weight
-  13. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc1_weight
-  14. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+  7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T F H flop; 2 align(T, 16) F + 2 align(T, 16) H + 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  h                            2 T F bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise        F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-                               if need_dx or need_dfc1_weight or need_dfc1_bias
-  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        H align(F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 ceildiv(F, 128) ceildiv(H, 128) bytes; if need_dx
-  x_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
-  at most 2 T F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T,
-      128) F + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T,
-      128) H bytes, inputs and parameters included
+  fc1_weight          2 F H bytes                if need_dx
+  h                   2 T F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight          2 H F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
+  a_columnwise        F align(T, 16) bytes       if need_dfc2_weight
+  a_columnwise_scale  4 ceildiv(T, 128) F bytes  if need_dfc2_weight
+  x_columnwise        H align(T, 16) bytes       if need_dfc1_weight
+  x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
+  at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
+      ceildiv(T, 128) H bytes, inputs and parameters included
+  made by the forward: 97 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.38 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 684 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
+    always: the only one
+  quantize_e4m3_block_128x128
     always: the only one
   dequantize_e4m3_block_1x128
     always: the only one

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:762396d7761e4eff
+# checksum sha256:f6550db6628cc9ec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "f995f9317fa55479d5b203aa561df0cb1caa8c16f8620e8c455241ddb84041a4"
+DIGEST = "21b804e5ed46ee998ad1d048f8cf66adcd718d5bd7a05d13845c6eceff485baf"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -72,12 +72,10 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -86,34 +84,21 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    reference.check_backward(dy, x, split_sizes, probs, fc1_weight, h, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dfc2_weight, dprobs, dfc2_bias, dh
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -124,37 +109,120 @@ def _backward_flops(
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__bf16__recompute_activations",
-    "backward",
-    "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, "
-    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=7,
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=5,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, x, split_sizes, fc1_weight, dh)
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    return dx, dfc1_weight, dfc1_bias
+
+
+def _backward_2_flops(dy: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__bf16__recompute_activations",
+    "backward_2",
+    "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor?, Tensor?, "
+    "Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+    ) = left
+    left.clear()
+    dfc2_weight = dprobs = dfc2_bias = dh = dx = dfc1_weight = dfc1_bias = None
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_weight
+        or need_dfc2_bias
+    ):
+        dfc2_weight, dprobs, dfc2_bias, dh = _backward_1(
+            dy,
+            split_sizes,
+            probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+        )
+        del probs, h, fc2_weight
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dx, dfc1_weight, dfc1_bias = _backward_2(
+            dy, x, split_sizes, fc1_weight, dh, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -216,9 +284,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -526,7 +596,7 @@ buffers
   dfc2_weight  [E, H, F]      io       2 E H F bytes    gradient
   dfc2_bias    [E, H]         io       2 E H bytes      gradient
   dy           [T, H]         io       2 T H bytes      gradient in
-  dh           [T, 2 * F]     io       2 T 2 F bytes    workspace
+  dh           [T, 2 * F]     io       2 T 2 F bytes    between ops
   dprobs       [T]            float32  4 T bytes        gradient
   dx           [T, H]         io       2 T H bytes      gradient
   dfc1_weight  [E, 2 * F, H]  io       2 E 2 F H bytes  gradient
@@ -540,8 +610,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y
      gemm_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, x, split_sizes, probs, fc1_weight, h, fc2_weight) -> dx, dfc1_weight, dfc2_weight,
-    dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dfc2_weight, dprobs, dfc2_bias, dh, if need_dx
+    or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight or need_dfc2_bias
   1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
      gemm_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
@@ -554,11 +624,13 @@ backward (dy, x, split_sizes, probs, fc1_weight, h, fc2_weight) -> dx, dfc1_weig
   5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+backward_2 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or
+    need_dfc1_weight or need_dfc1_bias
+  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
      gemm_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
-  7. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight
+  2. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight
      gemm_sm90_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
-  8. group_sum: dh, split_sizes -> dfc1_bias
+  3. group_sum: dh, split_sizes -> dfc1_bias
      group_sum; T 2 F flop; 2 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
@@ -571,6 +643,9 @@ saved for the backward, each only if a gradient that needs it is asked for
                if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
   fc2_weight   2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F bytes, inputs and parameters included
+  made by the forward: 4 F bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop

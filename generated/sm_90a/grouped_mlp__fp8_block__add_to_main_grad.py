@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:118df8c51e176011
+# checksum sha256:55ad1786103043d6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ede6f3bc171468d2d2ab1d414808f7188f832b6d39d4ec06749306eea5bafa6d"
+DIGEST = "818695fc69739846d085e9a7e53b0422a2ae17a750a7b674d92d172a82103029"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -37,31 +37,17 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = x.new_empty((T, 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
+    h = (
+        x.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else None
     )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -71,12 +57,6 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 128 + E, F), dtype=torch.float32) if need_dfc2_weight else None
     )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
-    )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
@@ -85,18 +65,7 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 128 + E, H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -112,7 +81,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -122,20 +91,12 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -143,59 +104,38 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_main_grad,
-        fc2_weight_main_grad,
+) -> tuple[Tensor, Tensor]:
+    reference.check_backward_1(
+        dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_main_grad
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dprobs = (
-        dy.new_empty((T,), dtype=torch.float32)
-        if need_dprobs
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -206,46 +146,237 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else h.shape[-1] // 2
-        if h is not None
+        else 0
+    )
+    return (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "grouped_mlp__fp8_block__add_to_main_grad",
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor(a!)? fc2_weight_main_grad, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=6,
+    mutated=1,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    reference.check_backward_2(dy, split_sizes, probs, h, da)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = da.shape[-1]
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((-(-(2 * F) // 128), 32 * (T // 32 + E)), dtype=torch.float32)
+        if need_dx
+        else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((T // 128 + E, 2 * F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_block__add_to_main_grad",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        fc1_weight_main_grad,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    return dx
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
         else fc1_weight_main_grad.shape[-2] // 2
         if fc1_weight_main_grad is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
-    "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=14,
-    mutated=2,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
+    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+    "bool need_dx, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=10,
+    mutated=1,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    fc2_weight_main_grad: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = (
+        dx
+    ) = None
+    dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_main_grad,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_fc2_weight_copies:
+        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
+            _backward_2(
+                dy,
+                split_sizes,
+                probs,
+                h,
+                da if need_fc2_weight_copies else None,
+                need_dx,
+                need_dfc1_weight,
+                need_dprobs,
+                need_dfc1_bias,
+            )
+        )
+        del probs, h, da
+    if need_dx or need_dfc1_weight:
+        dx = _backward_3(
+            dy,
+            split_sizes,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            fc1_weight_main_grad,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return dx if need_dx else None, dprobs, dfc1_bias, dfc2_bias if need_dfc2_bias else None
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -273,18 +404,7 @@ class _GroupedMLP(torch.autograd.Function):
         fc1_weight_overwrite_main_grad: bool,
         fc2_weight_overwrite_main_grad: bool,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
+        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -298,17 +418,16 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -333,15 +452,17 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
             ctx.fc1_weight_main_grad_.zero_()
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
             ctx.fc2_weight_main_grad_.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
-            ctx.fc1_weight_main_grad_,
+            left,
             ctx.fc2_weight_main_grad_,
+            ctx.fc1_weight_main_grad_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -350,7 +471,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_bias,
         )
         return (
-            dx if need_dx else None,
+            dx,
             _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
@@ -358,9 +479,9 @@ class _GroupedMLP(torch.autograd.Function):
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
+            dprobs,
+            dfc1_bias,
+            dfc2_bias,
             *(None,) * 11,
         )
 
@@ -644,7 +765,7 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; workspace
+  da                           [T, F]; io; 2 T F bytes; between ops
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
   dprobs                       [T]; float32; 4 T bytes; gradient
@@ -667,10 +788,9 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [ceildiv(H, 128), 32 * (T // 32 + E)]; float32;
                                4 ceildiv(H, 128) 32 (T // 32 + E) bytes; workspace
-  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
-                               kept for the backward
+  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 E ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
+                               4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale          [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; workspace
@@ -678,16 +798,16 @@ buffers
                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [T // 128 + E, F]; float32; 4 (T // 128 + E) F bytes;
                                kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_rowwise_scale             [ceildiv(2 * F, 128), 32 * (T // 32 + E)]; float32;
-                               4 ceildiv(2 F, 128) 32 (T // 32 + E) bytes; workspace
-  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
-                               kept for the backward
+                               4 ceildiv(2 F, 128) 32 (T // 32 + E) bytes; between ops
+  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale  [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                               4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
+                               4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
   dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
-                               2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes; workspace
+                               2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes;
+                               between ops
   x_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale           [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes;
@@ -698,19 +818,17 @@ buffers
                                4 (T // 128 + 2 E + 1) 2 F bytes; workspace
   dprobs_row_partials          [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
+    a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_block_128x128;
-     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 8 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(2
-     F, 16) + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + E F align(H, 16) bytes
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(F,
+     16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
@@ -728,43 +846,53 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + E H align(F, 16) + 4 E ceildiv(H, 128)
      ceildiv(F, 128) + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    x_columnwise, x_columnwise_scale, fc1_weight_main_grad, fc2_weight_main_grad) -> dx, dprobs,
-    dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_main_grad)
+    -> dfc2_bias, da
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + H align(32 (T // 32 + E),
      16) + 4 (T // 128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + E) + E F align(H, 16) + 4 E ceildiv(H, 128)
      ceildiv(F, 128) + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) F + 8 E + 8 E H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+backward_2 (dy, split_sizes, probs, h, da) -> dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dprobs or
+    need_dfc1_bias
+  1. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128; 38 T F flop;
      2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + 2 F
      align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4
      ceildiv(F, 128) T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+backward_3 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx, if need_dx or
+    need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + E H align(2 F, 16) + 4 E ceildiv(2 F,
      128) ceildiv(H, 128) + 8 E + 2 T H bytes;
      if need_dx
-  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128_add; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T
@@ -772,28 +900,26 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 (T // 128 + E) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 (T // 128 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + F align(32
-      (T // 32 + E), 16) + 4 (T // 128 + E) F + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
-      ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and
-      parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight          2 E 2 F H bytes; if need_dx
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale  4 (T // 128 + E) F bytes; if need_dfc2_weight
+  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
+      E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
+      included
+  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.51 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 1.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
+    always: the only one
+  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     groups == 1 and tokens >= 512: least of

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b4587cdb4f38ac82
+# checksum sha256:e6b0a35d6bc7de85
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "467b31d75e7d66fe57b89f5807755a84621701f1b6496b31877a772323609322"
+DIGEST = "0f7763480f6dd8a485353756256b8cc5a8c7aa89e8b582b30e954053430c7cec"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -109,17 +109,11 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor,
-    fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     need_dx: bool,
@@ -128,20 +122,12 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    reference.check_backward(
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(
         dy,
         split_sizes,
-        probs,
-        h,
         a_columnwise,
         a_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
     )
@@ -149,16 +135,17 @@ def _backward_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else None
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     fc2_weight_columnwise: Tensor,
     need_dx: bool,
@@ -171,28 +158,161 @@ def _backward_flops(
     H = dy.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__fp8_block__cached_weights",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, "
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
     "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=12,
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=6,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    reference.check_backward_2(dy, split_sizes, probs, h, da)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = da.shape[-1]
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((-(-(2 * F) // 128), 32 * (T // 32 + E)), dtype=torch.float32)
+        if need_dx
+        else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((T // 128 + E, 2 * F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_block__cached_weights",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight_columnwise: Tensor,
+    fc1_weight_columnwise_scale: Tensor,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    fc2_weight_columnwise: Tensor,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        fc2_weight_columnwise,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_3_flops(dy: Tensor, fc2_weight_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__fp8_block__cached_weights",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor fc1_weight_columnwise, "
+    "Tensor fc1_weight_columnwise_scale, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
+    "Tensor fc2_weight_columnwise) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=7,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_block__cached_weights",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
 )
 
 
@@ -238,6 +358,96 @@ _refresh = _library.register(
 )
 
 
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        h,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+    ) = left
+    left.clear()
+    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = (
+        dx
+    ) = dfc1_weight = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_columnwise,
+        fc2_weight_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del a_columnwise, a_columnwise_scale, fc2_weight_columnwise_scale
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
+            _backward_2(
+                dy,
+                split_sizes,
+                probs,
+                h,
+                da,
+                need_dx,
+                need_dfc1_weight,
+                need_dprobs,
+                need_dfc1_bias,
+            )
+        )
+        del probs, h, da
+    if need_dx:
+        dx = _backward_3(
+            dy,
+            split_sizes,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            fc2_weight_columnwise,
+        )
+        del (
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            fc2_weight_columnwise,
+        )
+    if need_dfc1_weight:
+        dfc1_weight = _backward_4(
+            dy,
+            split_sizes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+
+
 class _GroupedMLP(torch.autograd.Function):
     """The ops as one node of autograd; it keeps only what the gradients asked for need."""
 
@@ -260,10 +470,10 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_columnwise: Tensor,
-        fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
+        fc1_weight_columnwise: Tensor,
+        fc1_weight_columnwise_scale: Tensor,
     ) -> Tensor:
         y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
@@ -293,17 +503,17 @@ class _GroupedMLP(torch.autograd.Function):
             x_columnwise,
             x_columnwise_scale,
             *_library.watched(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
                 fc2_weight_columnwise,
                 fc2_weight_columnwise_scale,
+                fc1_weight_columnwise,
+                fc1_weight_columnwise_scale,
             ),
         )
         ctx.copies = _library.held(
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         )
         return y
 
@@ -320,9 +530,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*_library.unchanged("grouped_mlp__fp8_block__cached_weights", ctx)]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *_library.unchanged("grouped_mlp__fp8_block__cached_weights", ctx),
+            left,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -358,10 +570,10 @@ class _GroupedMLPTwin(_transforms.Twin):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_columnwise: Tensor,
-        fc1_weight_columnwise_scale: Tensor,
         fc2_weight_columnwise: Tensor,
         fc2_weight_columnwise_scale: Tensor,
+        fc1_weight_columnwise: Tensor,
+        fc1_weight_columnwise_scale: Tensor,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
             x,
@@ -401,10 +613,10 @@ class _GroupedMLPTwin(_transforms.Twin):
             _,
             need_dprobs,
             need_dfc1_bias,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
@@ -418,17 +630,17 @@ class _GroupedMLPTwin(_transforms.Twin):
             x_columnwise,
             x_columnwise_scale,
             *_library.watched(
-                fc1_weight_columnwise,
-                fc1_weight_columnwise_scale,
                 fc2_weight_columnwise,
                 fc2_weight_columnwise_scale,
+                fc1_weight_columnwise,
+                fc1_weight_columnwise_scale,
             ),
         )
         ctx.copies = _library.held(
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         )
 
 
@@ -534,10 +746,10 @@ def grouped_mlp(
             need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             fc2_weight_columnwise,
             fc2_weight_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
         )
     else:
         y, *_ = _forward(
@@ -919,7 +1131,7 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; workspace
+  da                           [T, F]; io; 2 T F bytes; between ops
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
@@ -958,17 +1170,18 @@ buffers
                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [T // 128 + E, F]; float32; 4 (T // 128 + E) F bytes;
                                kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_rowwise_scale             [ceildiv(2 * F, 128), 32 * (T // 32 + E)]; float32;
-                               4 ceildiv(2 F, 128) 32 (T // 32 + E) bytes; workspace
+                               4 ceildiv(2 F, 128) 32 (T // 32 + E) bytes; between ops
   fc1_weight_columnwise        [E, H, align(2 * F, 16)]; uint8; E H align(2 F, 16) bytes;
                                buffer fc1.weight_columnwise, filled by refresh
   fc1_weight_columnwise_scale  [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
                                4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes;
                                buffer fc1.weight_columnwise_scale, filled by refresh
   dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
-                               2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes; workspace
+                               2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes;
+                               between ops
   x_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale           [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes;
@@ -1003,9 +1216,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + E) + E H align(F, 16) + 4 E ceildiv(H, 128)
      ceildiv(F, 128) + 8 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnwise,
-    x_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, a_columnwise, a_columnwise_scale, fc2_weight_columnwise,
+    fc2_weight_columnwise_scale) -> dfc2_weight, dfc2_bias, da
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
      quantize_e4m3_block_1x128;
@@ -1023,27 +1235,31 @@ backward (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, x_columnw
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) F + 8 E + 2 E H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+backward_2 (dy, split_sizes, probs, h, da) -> dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dprobs or
+    need_dfc1_bias
+  1. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128; 38 T F flop;
      2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + 2 F
      align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4
      ceildiv(F, 128) T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+backward_3 (dy, split_sizes, fc1_weight_columnwise, fc1_weight_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, fc2_weight_columnwise) -> dx, if need_dx
+  1. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + E) + E H align(2 F, 16) + 4 E ceildiv(2 F,
-     128) ceildiv(H, 128) + 8 E + 2 T H bytes;
-     if need_dx
-  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     128) ceildiv(H, 128) + 8 E + 2 T H bytes
+backward_4 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
+    -> dfc1_weight, if need_dfc1_weight
+  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T
-     // 128 + E) H + 8 E + 2 E 2 F H bytes;
-     if need_dfc1_weight
+     // 128 + E) H + 8 E + 2 E 2 F H bytes
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
@@ -1068,6 +1284,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + H align(32 (T
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
+  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:a464743c58dda867
+# checksum sha256:268126df7ba9d75a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "33fabd864acae046ceceba5ce82b7fe1fe2d16e6d065add977f23c9425390828"
+DIGEST = "07cdc64c030546377498f55a92d64aa89ff023e2fab98d5f31d7080ab4fa9165"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -36,58 +36,31 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = x.new_empty((T, 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    h = (
+        x.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else None
     )
-    fc2_weight_columnwise_scale = x.new_empty((E,), dtype=torch.float32) if keep_h else None
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
         else None
     )
     a_columnwise_scale = x.new_empty((E,), dtype=torch.float32) if need_dfc2_weight else None
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    fc1_weight_columnwise_scale = x.new_empty((E,), dtype=torch.float32) if need_dx else None
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else None
     )
     x_columnwise_scale = x.new_empty((E,), dtype=torch.float32) if need_dfc1_weight else None
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -103,7 +76,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -113,67 +86,43 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    reference.check_backward(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else None
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -184,39 +133,244 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__fp8_current",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=12,
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=5,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, probs, h, da)
+    T = dy.shape[-2]
+    F = da.shape[-1]
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dh
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_current",
+    "backward_2",
+    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    dh: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, split_sizes, dh)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2) if need_dx else None
+    )
+    dh_rowwise_scale = dy.new_empty((E,), dtype=torch.float32) if need_dx else None
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = dy.new_empty((E,), dtype=torch.float32) if need_dfc1_weight else None
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__fp8_current",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor dh, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_3,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_4(
+        dy,
+        split_sizes,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_4_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_current",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
+    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, bool need_dx, "
+    "bool need_dfc1_weight) -> (Tensor?, Tensor?)",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=9,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = (
+        dh_columnwise_scale
+    ) = dx = dfc1_weight = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+        dprobs, dh = _backward_2(
+            dy, probs, h, da, need_dx, need_dfc1_weight, need_dprobs, need_dfc1_bias
+        )
+        del probs, h, da
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
+            dy, split_sizes, dh, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+        del dh
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_4(
+            dy,
+            split_sizes,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -238,18 +392,7 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
+        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -263,17 +406,16 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -292,9 +434,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -346,8 +490,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             split_sizes,
             probs,
             _,
@@ -358,30 +502,18 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dprobs,
             need_dfc1_bias,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -609,11 +741,11 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; workspace
+  da                           [T, F]; io; 2 T F bytes; between ops
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
-  dh                           [T, 2 * F]; io; 2 T 2 F bytes; workspace
+  dh                           [T, 2 * F]; io; 2 T 2 F bytes; between ops
   dprobs                       [T]; float32; 4 T bytes; gradient
   dx                           [T, H]; io; 2 T H bytes; gradient
   dfc1_weight                  [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
@@ -628,23 +760,21 @@ buffers
   fc2_weight_rowwise_scale     [E]; float32; 4 E bytes; workspace
   dy_rowwise                   [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [E]; float32; 4 E bytes; workspace
-  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
-                               kept for the backward
-  fc2_weight_columnwise_scale  [E]; float32; 4 E bytes; kept for the backward
+  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale  [E]; float32; 4 E bytes; workspace
   dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e5m2;
                                H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale          [E]; float32; 4 E bytes; workspace
   a_columnwise                 [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [E]; float32; 4 E bytes; kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale             [E]; float32; 4 E bytes; workspace
-  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
-                               kept for the backward
-  fc1_weight_columnwise_scale  [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                   [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale             [E]; float32; 4 E bytes; between ops
+  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise_scale  [E]; float32; 4 E bytes; workspace
   dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                               2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale          [E]; float32; 4 E bytes; workspace
+                               2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale          [E]; float32; 4 E bytes; between ops
   x_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale           [E]; float32; 4 E bytes; kept for the backward
@@ -665,17 +795,15 @@ buffers
   dh_row_sums                  [T // 128 + (2 * E + 1), 2 * F]; float32;
                                4 (T // 128 + 2 E + 1) 2 F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
+    a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
      x_amax, x_partial_amax
      quantize_e4m3_tensor;
      2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 384 E bytes
-  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, fc1_weight_amax, fc1_weight_partial_amax
-     quantize_e4m3_tensor;
-     2 E 2 F H + E 2 F align(H, 16) + 12 E + E H align(2 F, 16) + 4 384 E bytes
+  2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_amax,
+     fc1_weight_partial_amax
+     quantize_e4m3_tensor; 2 E 2 F H + E 2 F align(H, 16) + 8 E + 4 384 E bytes
   3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
@@ -686,69 +814,77 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      a_amax, a_partial_amax
      quantize_e4m3_tensor;
      2 T F + 20 E + T align(F, 16) + F align(32 (T // 32 + E), 16) + 4 384 E bytes
-  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale, fc2_weight_amax, fc2_weight_partial_amax
-     quantize_e4m3_tensor; 2 E H F + E H align(F, 16) + 12 E + E F align(H, 16) + 4 384 E bytes
+  6. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_amax,
+     fc2_weight_partial_amax
+     quantize_e4m3_tensor; 2 E H F + E H align(F, 16) + 8 E + 4 384 E bytes
   7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
+    dfc2_bias, da
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 4 384 E + 2 E H + 4 (T // 128 +
      2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax,
+     fc2_weight_partial_amax
+     quantize_e4m3_tensor; 2 E H F + E F align(H, 16) + 8 E + 4 384 E bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
+    need_dfc1_bias
+  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
+backward_3 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
+  1. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e5m2_tensor;
      2 T 2 F + 20 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 4 384 E + 2 E 2 F + 4 (T
-     // 128 + 2 E + 1) 2 F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     // 128 + 2 E + 1) 2 F bytes
+backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or
+    need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax,
+     fc1_weight_partial_amax
+     quantize_e4m3_tensor; 2 E 2 F H + E H align(2 F, 16) + 8 E + 4 384 E bytes; if need_dx
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 E bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 E bytes; if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 E bytes; if need_dfc1_weight
-  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F,
-      16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight          2 E 2 F H bytes; if need_dx
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale  4 E bytes; if need_dfc2_weight
+  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale  4 E bytes; if need_dfc1_weight
+  at most 16 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
+      // 32 + E), 16) bytes, inputs and parameters included
+  made by the forward: 5 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:339394a64cec2c97
+# checksum sha256:68bdea2c3e67287b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "58ff977ee4bb0ffdbd0bf07ec373a454f7fda712ccf303f325aeb54215ca5205"
+DIGEST = "d2dbfa17d01b3c29452779b468681c0a843b39af9e7f847228b53a99b851ca74"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -39,7 +39,7 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state
     )
@@ -50,14 +50,6 @@ def _forward_fake(
     keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
     h = x.new_empty((T, 2 * F)) if keep_h else x.new_empty(0)
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_h
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -67,14 +59,6 @@ def _forward_fake(
         x.new_empty((E,), dtype=torch.float32)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float32)
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -86,17 +70,21 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
+    fc1_weight_scale_used = (
+        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
+    )
+    fc2_weight_scale_used = (
+        x.new_empty((E,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     return (
         y,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
     )
 
 
@@ -114,7 +102,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor)",
+    "Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=8,
@@ -124,21 +112,14 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -146,57 +127,42 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
-        probs,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
+        fc2_weight,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
+        fc2_weight_scale_used,
         backward_state,
-        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dprobs = (
-        dy.new_empty((T,), dtype=torch.float32)
-        if need_dprobs
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dprobs, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((T, F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -207,44 +173,252 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else fc2_weight_main_grad.shape[-1]
         if fc2_weight_main_grad is not None
-        else h.shape[-1] // 2
-        if h is not None
+        else 0
+    )
+    return (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "grouped_mlp__fp8_delayed__add_to_main_grad",
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+    "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=8,
+    mutated=2,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_2(dy, split_sizes, probs, h, da, backward_state)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = da.shape[-1]
+    dprobs = (
+        dy.new_empty((T,), dtype=torch.float32)
+        if need_dprobs
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_delayed__add_to_main_grad",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, "
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, bool need_dprobs, "
+    "bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=6,
+    mutated=1,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        fc1_weight_main_grad,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    return dx
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
         else fc1_weight_main_grad.shape[-2] // 2
         if fc1_weight_main_grad is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor(a!) backward_state, "
-    "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=15,
-    mutated=3,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "Tensor(a!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=11,
+    mutated=1,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    fc2_weight_main_grad: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = (
+        dx
+    ) = None
+    dfc2_bias, da = _backward_1(
+        dy,
+        split_sizes,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_scale_used,
+        backward_state,
+        fc2_weight_main_grad,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
+    if need_fc2_weight_copies:
+        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
+            _backward_2(
+                dy,
+                split_sizes,
+                probs,
+                h,
+                da if need_fc2_weight_copies else None,
+                backward_state,
+                need_dx,
+                need_dfc1_weight,
+                need_dprobs,
+                need_dfc1_bias,
+            )
+        )
+        del probs, h, da
+    if need_dx or need_dfc1_weight:
+        dx = _backward_3(
+            dy,
+            split_sizes,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            fc1_weight_scale_used,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_main_grad,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return (
+        dx if need_dx else None,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -278,14 +452,12 @@ class _GroupedMLP(torch.autograd.Function):
         (
             y,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_scale_used,
+            fc2_weight_scale_used,
         ) = _forward(
             x,
             fc1_weight,
@@ -307,15 +479,15 @@ class _GroupedMLP(torch.autograd.Function):
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_h else None,
-            fc2_weight_columnwise_scale if keep_h else None,
+            fc2_weight if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
-            fc1_weight_columnwise if need_dx else None,
-            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if need_dx else None,
+            fc2_weight_scale_used if keep_h else None,
         )
         ctx.backward_state_ = backward_state
         ctx.fc1_weight_main_grad_ = fc1_weight_main_grad
@@ -339,16 +511,18 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
             ctx.fc1_weight_main_grad_.zero_()
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
             ctx.fc2_weight_main_grad_.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.backward_state_,
-            ctx.fc1_weight_main_grad_,
             ctx.fc2_weight_main_grad_,
+            ctx.fc1_weight_main_grad_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -357,7 +531,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_bias,
         )
         return (
-            dx if need_dx else None,
+            dx,
             _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
@@ -365,9 +539,9 @@ class _GroupedMLP(torch.autograd.Function):
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
+            dprobs,
+            dfc1_bias,
+            dfc2_bias,
             *(None,) * 14,
         )
 
@@ -727,7 +901,7 @@ buffers
   fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                             [T, H]; io; 2 T H bytes; output
-  da                            [T, F]; io; 2 T F bytes; workspace
+  da                            [T, F]; io; 2 T F bytes; between ops
   dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
   dy                            [T, H]; io; 2 T H bytes; gradient in
   dprobs                        [T]; float32; 4 T bytes; gradient
@@ -745,23 +919,21 @@ buffers
   fc2_weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
-                                kept for the backward
-  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
                                 H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
   a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                 F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
-                                kept for the backward
-  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [E]; float32; 4 E bytes; between ops
+  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
+                                2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale           [E]; float32; 4 E bytes; between ops
   x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
@@ -775,6 +947,7 @@ buffers
                                 state dict
   fc1_weight_scale              [E]; float32; 4 E bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
+  fc1_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -785,6 +958,7 @@ buffers
                                 state dict
   fc2_weight_scale              [E]; float32; 4 E bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
+  fc2_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -804,89 +978,104 @@ buffers
   dprobs_row_partials           [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+    a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
+    fc2_weight_scale_used
+  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+     8 E bytes; if need_dx
+  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+     8 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
      fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
      fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-     fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_tensor;
-     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
-     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
-  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     2 T H + 36 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(F, 16) bytes
+  4. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  3. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  5. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale, a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up
      * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 20 E + 4 1024 E + T align(F, 16) + F align(32 (T // 32 + E), 16) bytes;
      rule activation_quantize
-  4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    x_columnwise, x_columnwise_scale, backward_state, fc1_weight_main_grad, fc2_weight_main_grad)
-    -> dx, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used,
+    backward_state, fc2_weight_main_grad) -> dfc2_bias, da
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+backward_2 (dy, split_sizes, probs, h, da, backward_state) -> dprobs, dfc1_bias, dh_rowwise,
+    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or
+    need_dprobs or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
      2 T F + 2 T 2 F + 8 T + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) +
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+backward_3 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
+    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx,
+    if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  6. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 E bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 E bytes; if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 E bytes; if need_dfc1_weight
-  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F,
-      16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
+  split_sizes            8 E bytes; always
+  probs                  4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight             2 E 2 F H bytes; if need_dx
+  h                      2 T 2 F bytes;
+                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight             2 E H F bytes;
+                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise           F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale     4 E bytes; if need_dfc2_weight
+  x_columnwise           H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale     4 E bytes; if need_dfc1_weight
+  fc1_weight_scale_used  4 E bytes; if need_dx
+  fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
+      // 32 + E), 16) bytes, inputs and parameters included
+  made by the forward: 5 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.49 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 1.57 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
+  quantize_e4m3_tensor
+    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

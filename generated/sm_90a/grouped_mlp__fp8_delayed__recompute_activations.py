@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8a837486f28003c1
+# checksum sha256:458a09cc38910576
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "1f1fdd7b5eae5e5324834c10ced386f9ff51275fc1c13bcec311d49e4c75cfd9"
+DIGEST = "34dfea1658d4d1d16e5bbd80342695f4946d6a60735f7085a47b339bd1217a13"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -40,7 +40,7 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state
     )
@@ -48,30 +48,11 @@ def _forward_fake(
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
     h = (
         x.new_empty((T, 2 * F))
         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         else x.new_empty(0)
-    )
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_fc2_weight_columnwise
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E,), dtype=torch.float32)
-        if keep_fc2_weight_columnwise
-        else x.new_empty(0, dtype=torch.float32)
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -83,21 +64,27 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
+    fc1_weight_scale_used = (
+        x.new_empty((E,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
+    )
     fc2_input_scale_used = (
         x.new_empty((E,), dtype=torch.float32)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float32)
     )
+    fc2_weight_scale_used = (
+        x.new_empty((E,), dtype=torch.float32)
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else x.new_empty(0, dtype=torch.float32)
+    )
     return (
         y,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
+        fc1_weight_scale_used,
         fc2_input_scale_used,
+        fc2_weight_scale_used,
     )
 
 
@@ -114,8 +101,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor, Tensor)",
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=8,
@@ -125,18 +111,14 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     fc2_input_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -144,33 +126,21 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
         probs,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
+        fc2_weight,
         fc2_input_scale_used,
+        fc2_weight_scale_used,
         backward_state,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
@@ -179,13 +149,40 @@ def _backward_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -194,38 +191,192 @@ def _backward_flops(
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc2_input_scale_used, "
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor? fc2_input_scale_used, Tensor? fc2_weight_scale_used, "
     "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=12,
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=8,
     mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    reference.check_backward_2(
+        dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_delayed__recompute_activations",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
+    "Tensor dh_rowwise, Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__fp8_delayed__recompute_activations",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_input_scale_used,
+        fc2_weight_scale_used,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        fc2_weight,
+        fc2_input_scale_used,
+        fc2_weight_scale_used,
+        backward_state,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del probs, h, fc2_weight, fc2_input_scale_used, fc2_weight_scale_used
+    if need_dx:
+        dx = _backward_2(
+            dy,
+            split_sizes,
+            fc1_weight,
+            fc1_weight_scale_used,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            need_dx,
+        )
+        del fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
+    if need_dfc1_weight:
+        dfc1_weight = _backward_3(
+            dy,
+            split_sizes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            need_dfc1_weight,
+        )
+    return (
+        dx,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -253,13 +404,11 @@ class _GroupedMLP(torch.autograd.Function):
         (
             y,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_scale_used,
             fc2_input_scale_used,
+            fc2_weight_scale_used,
         ) = _forward(
             x,
             fc1_weight,
@@ -277,19 +426,19 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc2_bias,
         )
         keep_h = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-        keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        keep_fc2_weight_scale_used = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_fc2_weight_columnwise else None,
-            fc2_weight_columnwise_scale if keep_fc2_weight_columnwise else None,
-            fc1_weight_columnwise if need_dx else None,
-            fc1_weight_columnwise_scale if need_dx else None,
+            fc2_weight if keep_fc2_weight_scale_used else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if need_dx else None,
             fc2_input_scale_used if need_dfc2_weight else None,
+            fc2_weight_scale_used if keep_fc2_weight_scale_used else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -307,9 +456,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.backward_state_,
             need_dx,
             need_dfc1_weight,
@@ -318,16 +469,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        return (
-            dx if need_dx else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 8,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 8
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -376,8 +518,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             split_sizes,
             probs,
             _,
@@ -394,29 +536,27 @@ class _GroupedMLPTwin(_transforms.Twin):
         (
             _,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_scale_used,
             fc2_input_scale_used,
+            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_h = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-        keep_fc2_weight_columnwise = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        keep_fc2_weight_scale_used = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
             probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_fc2_weight_columnwise else None,
-            fc2_weight_columnwise_scale if keep_fc2_weight_columnwise else None,
-            fc1_weight_columnwise if need_dx else None,
-            fc1_weight_columnwise_scale if need_dx else None,
+            fc2_weight if keep_fc2_weight_scale_used else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if need_dx else None,
             fc2_input_scale_used if need_dfc2_weight else None,
+            fc2_weight_scale_used if keep_fc2_weight_scale_used else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -740,23 +880,21 @@ buffers
   fc2_weight_rowwise_scale      [E]; float32; 4 E bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
-                                kept for the backward
-  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
                                 H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
   a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                 F align(32 (T // 32 + E), 16) bytes; workspace
   a_columnwise_scale            [E]; float32; 4 E bytes; workspace
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
-  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
-                                kept for the backward
-  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; kept for the backward
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [E]; float32; 4 E bytes; between ops
+  fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
+                                2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale           [E]; float32; 4 E bytes; between ops
   x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
@@ -770,6 +908,7 @@ buffers
                                 state dict
   fc1_weight_scale              [E]; float32; 4 E bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
+  fc1_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_input_amax_history        [1024, E]; float32; 4 1024 E bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -781,6 +920,7 @@ buffers
                                 state dict
   fc2_weight_scale              [E]; float32; 4 E bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
+  fc2_weight_scale_used         [E]; float32; 4 E bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, E]; float32; 4 1024 E bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -800,57 +940,62 @@ buffers
   dprobs_row_partials           [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forward_state) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, fc2_input_scale_used
-  1. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+    x_columnwise, x_columnwise_scale, fc1_weight_scale_used, fc2_input_scale_used,
+    fc2_weight_scale_used
+  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+     8 E bytes; if need_dx
+  2. snapshot: fc2_input_scale -> fc2_input_scale_used
+     8 E bytes; if need_dfc2_weight
+  3. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+     8 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. quantize_several: x, split_sizes, fc1_input_amax_history, fc1_input_scale, fc1_weight,
      fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
      fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-     fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_tensor;
-     2 T H + 44 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
-     + E 2 F align(H, 16) + E H align(2 F, 16) + E H align(F, 16) + E F align(H, 16) bytes
-  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     2 T H + 36 E + 12 1024 E + 2 E 2 F H + 2 E H F + T align(H, 16) + H align(32 (T // 32 + E), 16)
+     + E 2 F align(H, 16) + E H align(F, 16) bytes
+  5. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 16 E + E 2 F align(H, 16) + 2 E 2 F + 2 T 2 F bytes
-  3. snapshot: fc2_input_scale -> fc2_input_scale_used
-     8 E bytes; if need_dfc2_weight
-  4. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
+  6. pointwise_quantize: h, probs, split_sizes, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 16 E + 4 1024 E + T align(F, 16) bytes; rule activation_quantize
-  5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale,
-    fc2_input_scale_used, backward_state) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias,
-    dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight, fc2_input_scale_used, fc2_weight_scale_used,
+    backward_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
+  4. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
      a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
      2 T 2 F + 4 T + 16 E + F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight;
      rule recomputed_activation_quantize
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  5. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
      if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  6. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -858,37 +1003,47 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+backward_2 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale) -> dx,
+    if need_dx
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  7. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes
+backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
+    -> dfc1_weight, if need_dfc1_weight
+  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
-     if need_dfc1_weight
+     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                               need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                               need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 E bytes; if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 E bytes; if need_dfc1_weight
-  fc2_input_scale_used         4 E bytes; if need_dfc2_weight
-  at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + E H align(2 F, 16) + H align(32 (T // 32 + E),
-      16) bytes, inputs and parameters included
+  split_sizes            8 E bytes; always
+  probs                  4 T bytes;
+                         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                         need_dfc1_bias
+  fc1_weight             2 E 2 F H bytes; if need_dx
+  h                      2 T 2 F bytes;
+                         if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+                         need_dfc1_bias
+  fc2_weight             2 E H F bytes;
+                         if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  x_columnwise           H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale     4 E bytes; if need_dfc1_weight
+  fc1_weight_scale_used  4 E bytes; if need_dx
+  fc2_input_scale_used   4 E bytes; if need_dfc2_weight
+  fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + H align(32 (T // 32 + E), 16) bytes, inputs
+      and parameters included
+  made by the forward: 4 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.76 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
+  quantize_e4m3_tensor
+    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0d347adafa77480a
+# checksum sha256:47b6c25497dc9c02
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "0355186f7c6732e7bef9fe4ecfef29586d6225c3a14650a6715bd9bf2f892104"
+DIGEST = "60b69a71c9523d9fa4e84e3612609ddde4dbe5c5937230c9226ae7e51531a1b3"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -38,31 +38,17 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = x.new_empty((T, 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-H // 32), F), dtype=torch.float8_e8m0fnu) if keep_h else None
+    h = (
+        x.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+        else None
     )
     a_columnwise = (
         x.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -72,12 +58,6 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 32 + E, F), dtype=torch.float8_e8m0fnu) if need_dfc2_weight else None
     )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-(2 * F) // 32), H), dtype=torch.float8_e8m0fnu) if need_dx else None
-    )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
@@ -86,18 +66,7 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 32 + E, H), dtype=torch.float8_e8m0fnu) if need_dfc1_weight else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -113,7 +82,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -123,19 +92,14 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -143,30 +107,24 @@ def _backward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
 ) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
 ]:
-    reference.check_backward(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
+    reference.check_backward_1(
+        dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
-        else fc2_weight_columnwise_scale.shape[-1]
-        if fc2_weight_columnwise_scale is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -175,20 +133,40 @@ def _backward_fake(
         if h is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T, -(-(2 * F) // 32)), dtype=torch.float8_e8m0fnu) if need_dx else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((T // 32 + E, 2 * F), dtype=torch.float8_e8m0fnu) if need_dfc1_weight else None
+    )
+    return (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -200,10 +178,8 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
-        else fc2_weight_columnwise_scale.shape[-1]
-        if fc2_weight_columnwise_scale is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -213,30 +189,168 @@ def _backward_flops(
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__mxfp8",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=12,
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=7,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    reference.check_backward_2(dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale)
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__mxfp8",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+    "Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__mxfp8",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx:
+        dx = _backward_2(dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, need_dx)
+        del fc1_weight, dh_rowwise, dh_rowwise_scale
+    if need_dfc1_weight:
+        dfc1_weight = _backward_3(
+            dy,
+            split_sizes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -258,18 +372,7 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
+        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -283,17 +386,16 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -312,9 +414,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -366,8 +470,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             split_sizes,
             probs,
             _,
@@ -378,30 +482,18 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dprobs,
             need_dfc1_bias,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -655,10 +747,8 @@ buffers
   fc2_weight_rowwise_scale       [E, H, ceildiv(F, 32)]; e8m0; E H ceildiv(F, 32) bytes; workspace
   dy_rowwise                     [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale               [T, ceildiv(H, 32)]; e8m0; T ceildiv(H, 32) bytes; workspace
-  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes;
-                                 kept for the backward
-  fc2_weight_columnwise_scale    [E, ceildiv(H, 32), F]; e8m0; E ceildiv(H, 32) F bytes;
-                                 kept for the backward
+  fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale    [E, ceildiv(H, 32), F]; e8m0; E ceildiv(H, 32) F bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; workspace
   dy_columnwise_scale            [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes; workspace
@@ -666,15 +756,15 @@ buffers
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [T // 32 + E, F]; e8m0; (T // 32 + E) F bytes;
                                  kept for the backward
-  dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale               [T, ceildiv(2 * F, 32)]; e8m0; T ceildiv(2 F, 32) bytes; workspace
-  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes;
-                                 kept for the backward
+  dh_rowwise                     [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale               [T, ceildiv(2 * F, 32)]; e8m0; T ceildiv(2 F, 32) bytes;
+                                 between ops
+  fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 32), H]; e8m0; E ceildiv(2 F, 32) H bytes;
-                                 kept for the backward
+                                 workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
-                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
-  dh_columnwise_scale            [T // 32 + E, 2 * F]; e8m0; (T // 32 + E) 2 F bytes; workspace
+                                 2 F align(32 (T // 32 + E), 16) bytes; between ops
+  dh_columnwise_scale            [T // 32 + E, 2 * F]; e8m0; (T // 32 + E) 2 F bytes; between ops
   x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale             [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes;
@@ -703,18 +793,15 @@ buffers
                                  4 (T // 128 + 2 E + 1) 2 F bytes; workspace
   dprobs_row_partials            [ceildiv(F, 128), T]; float32; 4 ceildiv(F, 128) T bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
+    a_columnwise_scale, x_columnwise, x_columnwise_scale
   1. quantize_several: x, split_sizes, fc1_weight, fc2_weight -> x_rowwise, x_rowwise_scale,
      x_columnwise, x_columnwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_mx_1x32;
      2 T H + 8 E + 2 E 2 F H + 2 E H F + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 +
-     E), 16) + (T // 32 + E) H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(2 F, 16) + E
-     ceildiv(2 F, 32) H + E H align(F, 16) + E H ceildiv(F, 32) + E F align(H, 16) + E ceildiv(H,
-     32) F bytes
+     E), 16) + (T // 32 + E) H + E 2 F align(H, 16) + E 2 F ceildiv(H, 32) + E H align(F, 16) + E H
+     ceildiv(F, 32) bytes
   2. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes
   3. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -734,36 +821,38 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    x_columnwise, x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
+    dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
      quantize_e4m3_mx_1x32;
      2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
      H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_mx_1x32; 2 E H F + E F align(H, 16) + E ceildiv(H, 32) F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_mx_1x32_transposed; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
      gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e4m3_mx_1x32_transposed;
      H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
      dequantize_groups_e4m3_mx_1x32_transposed;
      F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
+  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
      gemm_decoded_sm90_wgrad; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32; 38 T F flop;
@@ -771,47 +860,43 @@ backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwis
      E), 16) + (T // 32 + E) 2 F + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-  9. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes; if need_dx
-  10. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_mx_1x32_transposed;
-     E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes; if need_dx
-  11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
-     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
-  12. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_mx_1x32; 2 E 2 F H + E H align(2 F, 16) + E ceildiv(2 F, 32) H bytes
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_mx_1x32_transposed; E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes
+  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes
+backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
+    -> dfc1_weight, if need_dfc1_weight
+  1. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e4m3_mx_1x32_transposed;
-     2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
-     if need_dfc1_weight
-  13. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+     2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes
+  2. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_mx_1x32_transposed;
-     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc1_weight
-  14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
-     -> dfc1_weight
+     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 8 E + 2 32 (T // 32 + E) H bytes
+  3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes -> dfc1_weight
      gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  E ceildiv(H, 32) F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise                 F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           (T // 32 + E) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H align(2 F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  E ceildiv(2 F, 32) H bytes; if need_dx
-  x_columnwise                 H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           (T // 32 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F align(H, 16) + E ceildiv(H, 32) F + F align(32 (T // 32 + E),
-      16) + (T // 32 + E) F + E H align(2 F, 16) + E ceildiv(2 F, 32) H + H align(32 (T // 32 + E),
-      16) + (T // 32 + E) H bytes, inputs and parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight          2 E 2 F H bytes; if need_dx
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight
+  a_columnwise_scale  (T // 32 + E) F bytes; if need_dfc2_weight
+  x_columnwise        H align(32 (T // 32 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise_scale  (T // 32 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + (T // 32 + E)
+      F + H align(32 (T // 32 + E), 16) + (T // 32 + E) H bytes, inputs and parameters included
+  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 4.97 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_mx_1x32

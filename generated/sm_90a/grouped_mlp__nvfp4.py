@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2860129d18ece2c9
+# checksum sha256:7d40e76c37c1f492
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "9e964b26b6d5dd7559839c26a8d04f2d75be377b41540790fb72a69b13c69f68"
+DIGEST = "a95b865037fc169d7de5621037075c4b30067f4e4926fc5cec2ceabda9aa5ffd"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -38,35 +38,17 @@ def _forward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
+    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     reference.check_forward(x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias)
     T = x.shape[-2]
     H = x.shape[-1]
     E = fc1_weight.shape[-3]
     F = fc2_weight.shape[-1]
-    keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     y = x.new_empty((T, H))
-    h = x.new_empty((T, 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((E, F, -(-H // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((E, -(-H // 16), -(-F // 16)), dtype=torch.float8_e4m3fn) if keep_h else None
-    )
-    saved_amaxes = (
-        x.new_empty((4, E), dtype=torch.float32)
-        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+    h = (
+        x.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         else None
     )
     a_columnwise = (
@@ -77,15 +59,8 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((T // 16 + E, F), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
-    fc1_weight_columnwise = (
-        x.new_empty((E, H, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
-        if need_dx
-        else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((E, -(-(2 * F) // 16), -(-H // 16)), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else None
+    saved_amaxes = (
+        x.new_empty((2, E), dtype=torch.float32) if need_dfc1_weight or need_dfc2_weight else None
     )
     x_columnwise = (
         x.new_empty((H, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
@@ -95,19 +70,7 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((T // 16 + E, H), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        saved_amaxes,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -123,7 +86,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor split_sizes, Tensor probs, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -133,20 +96,15 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
+    saved_amaxes: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -154,29 +112,24 @@ def _backward_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
         dy,
         split_sizes,
         probs,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        saved_amaxes,
+        fc2_weight,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
+        saved_amaxes,
         rng_state,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -185,8 +138,6 @@ def _backward_fake(
         if h is not None
         else 0
     )
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
@@ -195,13 +146,54 @@ def _backward_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T, -(-(2 * F) // 16)), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_rowwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty(
+            (2 * F, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2
+        )
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((T // 16 + E, 2 * F), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_columnwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -213,8 +205,8 @@ def _backward_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -224,30 +216,204 @@ def _backward_flops(
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
-    )
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "grouped_mlp__nvfp4",
-    "backward",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? saved_amaxes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-    "Tensor? fc1_weight_columnwise, Tensor? fc1_weight_columnwise_scale, "
-    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor(a!) rng_state, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=14,
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? saved_amaxes, "
+    "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=9,
     mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    dh_rowwise_amax: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    reference.check_backward_2(
+        dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    dx = dy.new_empty((T, H))
+    return dx
+
+
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+    "Tensor dh_rowwise_scale, Tensor dh_rowwise_amax, bool need_dx) -> Tensor",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    saved_amaxes: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    dh_columnwise_amax: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    dfc1_weight = dy.new_empty((E, 2 * F, H))
+    return dfc1_weight
+
+
+def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    return 2 * T * 2 * F * H
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
+    "Tensor dh_columnwise_amax, bool need_dfc1_weight) -> Tensor",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=8,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    rng_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        split_sizes,
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dx = dfc1_weight = None
+    (
+        dfc2_weight,
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    ) = _backward_1(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        rng_state,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dprobs,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx:
+        dx = _backward_2(
+            dy,
+            split_sizes,
+            fc1_weight,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            dh_rowwise_amax if need_dx else None,
+            need_dx,
+        )
+        del fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax
+    if need_dfc1_weight:
+        dfc1_weight = _backward_3(
+            dy,
+            split_sizes,
+            saved_amaxes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            dh_columnwise_amax if need_dfc1_weight else None,
+            need_dfc1_weight,
+        )
+    return (
+        dx,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dprobs if need_dprobs else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -270,44 +436,33 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         rng_state: Tensor,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
-            x,
-            fc1_weight,
-            fc2_weight,
-            split_sizes,
-            probs,
-            fc1_bias,
-            fc2_bias,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dprobs,
-            need_dfc1_bias,
+        y, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
+            _forward(
+                x,
+                fc1_weight,
+                fc2_weight,
+                split_sizes,
+                probs,
+                fc1_bias,
+                fc2_bias,
+                need_dx,
+                need_dfc1_weight,
+                need_dfc2_weight,
+                need_dprobs,
+                need_dfc1_bias,
+            )
         )
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
+            saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -327,9 +482,11 @@ class _GroupedMLP(torch.autograd.Function):
         need_dprobs = needs[4]
         need_dfc1_bias = needs[5]
         need_dfc2_bias = needs[6]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.rng_state_,
             need_dx,
             need_dfc1_weight,
@@ -338,16 +495,7 @@ class _GroupedMLP(torch.autograd.Function):
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        return (
-            dx if need_dx else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            None,
-            dprobs if need_dprobs else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 6,
-        )
+        return dx, dfc1_weight, dfc2_weight, None, dprobs, dfc1_bias, dfc2_bias, *(None,) * 6
 
 
 class _GroupedMLPTwin(_transforms.Twin):
@@ -392,8 +540,8 @@ class _GroupedMLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             split_sizes,
             probs,
             _,
@@ -405,32 +553,21 @@ class _GroupedMLPTwin(_transforms.Twin):
             need_dfc1_bias,
             rng_state,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale = (
+            output
+        )
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            probs if keep_h else None,
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            saved_amaxes,
+            fc2_weight if keep_h else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
+            saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -711,10 +848,10 @@ buffers
   dy_rowwise_scale               [T, ceildiv(H, 16)]; e4m3; T ceildiv(H, 16) bytes; workspace
   dy_rowwise_amax                [E]; float32; 4 E bytes; workspace
   fc2_weight_columnwise          [E, F, align(H, 32) // 2]; e2m1; E F (align(H, 32) // 2) bytes;
-                                 kept for the backward
+                                 workspace
   fc2_weight_columnwise_scale    [E, ceildiv(H, 16), ceildiv(F, 16)]; e4m3;
-                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; kept for the backward
-  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; row 0 of saved_amaxes
+                                 E ceildiv(H, 16) ceildiv(F, 16) bytes; workspace
+  fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; workspace
   dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; workspace
@@ -723,31 +860,32 @@ buffers
                                  F (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale             [T // 16 + E, F]; e4m3; (T // 16 + E) F bytes;
                                  kept for the backward
-  a_columnwise_amax              [E]; float32; 4 E bytes; row 1 of saved_amaxes
+  a_columnwise_amax              [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dh_rowwise                     [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
-                                 workspace
-  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes; workspace
-  dh_rowwise_amax                [E]; float32; 4 E bytes; workspace
+                                 between ops
+  dh_rowwise_scale               [T, ceildiv(2 * F, 16)]; e4m3; T ceildiv(2 F, 16) bytes;
+                                 between ops
+  dh_rowwise_amax                [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise          [E, H, align(2 * F, 32) // 2]; e2m1;
-                                 E H (align(2 F, 32) // 2) bytes; kept for the backward
+                                 E H (align(2 F, 32) // 2) bytes; workspace
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 16), ceildiv(H, 16)]; e4m3;
-                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; kept for the backward
-  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; row 2 of saved_amaxes
+                                 E ceildiv(2 F, 16) ceildiv(H, 16) bytes; workspace
+  fc1_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
-                                 2 F (align(32 (T // 32 + E), 32) // 2) bytes; workspace
-  dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; workspace
-  dh_columnwise_amax             [E]; float32; 4 E bytes; workspace
+                                 2 F (align(32 (T // 32 + E), 32) // 2) bytes; between ops
+  dh_columnwise_scale            [T // 16 + E, 2 * F]; e4m3; (T // 16 + E) 2 F bytes; between ops
+  dh_columnwise_amax             [E]; float32; 4 E bytes; between ops
   x_columnwise                   [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  H (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   x_columnwise_scale             [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes;
                                  kept for the backward
-  x_columnwise_amax              [E]; float32; 4 E bytes; row 3 of saved_amaxes
+  x_columnwise_amax              [E]; float32; 4 E bytes; row 1 of saved_amaxes
   x_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc1_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc1_weight_partial_amax        [1, E, 384]; float32; 4 384 E bytes; workspace
   x_rowwise_decoded              [T, H]; bfloat16; 2 T H bytes; workspace
   fc1_weight_rowwise_decoded     [E, 2 * F, H]; bfloat16; 2 E 2 F H bytes; workspace
   a_partial_amax                 [2, E, 384]; float32; 4 384 2 E bytes; workspace
-  fc2_weight_partial_amax        [2, E, 384]; float32; 4 384 2 E bytes; workspace
+  fc2_weight_partial_amax        [1, E, 384]; float32; 4 384 E bytes; workspace
   a_rowwise_decoded              [T, F]; bfloat16; 2 T F bytes; workspace
   fc2_weight_rowwise_decoded     [E, H, F]; bfloat16; 2 E H F bytes; workspace
   rng_state                      [2]; int64; 16 bytes; buffer rng_state, changed in place
@@ -771,23 +909,19 @@ buffers
                                  4 (T // 128 + 2 E + 1) H bytes; workspace
   dh_row_sums                    [T // 128 + (2 * E + 1), 2 * F]; float32;
                                  4 (T // 128 + 2 E + 1) 2 F bytes; workspace
-  saved_amaxes                   [4, E]; float32; 4 4 E bytes; kept for the backward
+  saved_amaxes                   [2, E]; float32; 4 2 E bytes; kept for the backward
 
-forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, saved_amaxes, a_columnwise,
-    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
+    a_columnwise_scale, saved_amaxes, x_columnwise, x_columnwise_scale
   1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_rowwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, x_partial_amax
      quantize_e2m1_nv_1x16_hadamard;
      2 T H + 16 E + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) H + 4 384 2 E bytes
   2. quantize: fc1_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_rowwise_amax,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_columnwise_amax,
      fc1_weight_partial_amax
      quantize_e2m1_nv_16x16;
-     2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
-     ceildiv(H, 16) + 8 E + E H (align(2 F, 32) // 2) + 4 384 2 E bytes
+     2 E 2 F H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E bytes
   3. dequantize: x_rowwise, x_rowwise_scale -> x_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes
   4. dequantize: fc1_weight_rowwise, fc1_weight_rowwise_scale -> fc1_weight_rowwise_decoded
@@ -804,11 +938,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      2 T F + 16 E + T (align(F, 32) // 2) + T ceildiv(F, 16) + F (align(32 (T // 32 + E), 32) // 2)
      + (T // 16 + E) F + 4 384 2 E bytes
   8. quantize: fc2_weight -> fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_weight_rowwise_amax,
-     fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_columnwise_amax,
      fc2_weight_partial_amax
      quantize_e2m1_nv_16x16;
-     2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16)
-     ceildiv(F, 16) + 8 E + E F (align(H, 32) // 2) + 4 384 2 E bytes
+     2 E H F + E H (align(F, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 E + 4 384 E bytes
   9. dequantize: a_rowwise, a_rowwise_scale -> a_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(F, 32) // 2) + T ceildiv(F, 16) + 2 T F bytes
   10. dequantize: fc2_weight_rowwise, fc2_weight_rowwise_scale -> fc2_weight_rowwise_decoded
@@ -818,96 +950,98 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    saved_amaxes, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale, rng_state) -> dx, dfc1_weight,
-    dfc2_weight, dprobs, dfc1_bias, dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes,
+    rng_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
+    dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
      // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+     fc2_weight_columnwise_amax, fc2_weight_partial_amax
+     quantize_e2m1_nv_16x16;
+     2 E H F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 E + 4 384 E bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
      E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
+  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
      fc2_weight_columnwise_amax, split_sizes -> da
      gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
      a_columnwise_amax, dy_padded_sizes -> dfc2_weight
      gemm_decoded_sm90_wgrad; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  9. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
      E), 32) // 2) + (T // 16 + E) 2 F + 4 384 2 E + 2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  10. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes;
-     if need_dx
-  11. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-     -> fc1_weight_columnwise_decoded
+backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax) -> dx, if
+    need_dx
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+     fc1_weight_columnwise_amax, fc1_weight_partial_amax
+     quantize_e2m1_nv_16x16;
+     2 E 2 F H + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E bytes
+  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes
+  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
-     E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes; if need_dx
-  12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+     E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes
+  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
      fc1_weight_columnwise_amax, split_sizes -> dx
-     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes; if need_dx
-  13. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+     gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
+backward_3 (dy, split_sizes, saved_amaxes, x_columnwise, x_columnwise_scale, dh_columnwise,
+    dh_columnwise_scale, dh_columnwise_amax) -> dfc1_weight, if need_dfc1_weight
+  1. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
-     bytes;
-     if need_dfc1_weight
-  14. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+     bytes
+  2. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
-     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc1_weight
-  15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes
+  3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
      x_columnwise_amax, dh_padded_sizes -> dfc1_weight
      gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
-  split_sizes                  8 E bytes; always
-  probs                        4 T bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise        E F (align(H, 32) // 2) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight_columnwise_scale  E ceildiv(H, 16) ceildiv(F, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  saved_amaxes                 4 4 E bytes;
-                               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
-                               need_dfc1_bias
-  a_columnwise                 F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
-  a_columnwise_scale           (T // 16 + E) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        E H (align(2 F, 32) // 2) bytes; if need_dx
-  fc1_weight_columnwise_scale  E ceildiv(2 F, 16) ceildiv(H, 16) bytes; if need_dx
-  x_columnwise                 H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
-  x_columnwise_scale           (T // 16 + E) H bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 T 2 F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 4 E +
-      F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + E H (align(2 F, 32) // 2) + E
-      ceildiv(2 F, 16) ceildiv(H, 16) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H
-      bytes, inputs and parameters included
+  split_sizes         8 E bytes; always
+  probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc1_weight          2 E 2 F H bytes; if need_dx
+  h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  a_columnwise        F (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc2_weight
+  a_columnwise_scale  (T // 16 + E) F bytes; if need_dfc2_weight
+  saved_amaxes        4 2 E bytes; if need_dfc1_weight or need_dfc2_weight
+  x_columnwise        H (align(32 (T // 32 + E), 32) // 2) bytes; if need_dfc1_weight
+  x_columnwise_scale  (T // 16 + E) H bytes; if need_dfc1_weight
+  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(32 (T // 32 + E), 32) // 2) + (T //
+      16 + E) F + 4 2 E + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs and
+      parameters included
+  made by the forward: 73 F / 16 + 9 H / 16 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 2.11 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 4.23 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard

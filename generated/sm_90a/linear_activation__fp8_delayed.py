@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d6c66bd3539e5bd4
+# checksum sha256:ed52eae0e8aa9409
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "ac993150c32438dfd9b99e01f7fa4cc79d4c625c8b02ad47be0beadbf358e7c9"
+DIGEST = "40eed437355e5554509ed833724804c042d54d15dc451cb2b6bdce5e9b86b5c5"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -32,7 +32,7 @@ def _forward_fake(
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(x, fc_weight, fc_bias, forward_state)
     T = math.prod(x.shape[:-1])
     K = x.shape[-1]
@@ -42,14 +42,6 @@ def _forward_fake(
         x.new_empty((*x.shape[:-1], D))
         if need_dx or need_dfc_weight or need_dfc_bias
         else x.new_empty(0)
-    )
-    fc_weight_columnwise = (
-        x.new_empty((K, -(-D // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((K, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -61,14 +53,10 @@ def _forward_fake(
         if need_dfc_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    return (
-        y,
-        fc_y,
-        fc_weight_columnwise,
-        fc_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
+    fc_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
+    return y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used
 
 
 def _forward_flops(x: Tensor, fc_weight: Tensor) -> int:
@@ -82,7 +70,7 @@ _forward = _library.register(
     "linear_activation__fp8_delayed",
     "forward",
     "(Tensor x, Tensor fc_weight, Tensor? fc_bias, Tensor(a!) forward_state, bool need_dx, "
-    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, "
     "Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
@@ -93,44 +81,93 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
     fc_y: Tensor,
-    fc_weight_columnwise: Tensor | None,
-    fc_weight_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    reference.check_backward(
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_1(dy, fc_y, backward_state)
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
+    dfc_y_rowwise = (
+        dy.new_empty((T, -(-D // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dfc_y_rowwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
+    dfc_y_columnwise = (
+        dy.new_empty((D, -(-T // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dfc_y_columnwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32)
+        if need_dfc_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale
+
+
+_backward_1 = _library.register(
+    "linear_activation__fp8_delayed",
+    "backward_1",
+    "(Tensor dy, Tensor fc_y, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=3,
+    mutated=1,
+    reference=reference.backward_1,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    fc_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc_weight_scale_used: Tensor | None,
+    dfc_y_rowwise: Tensor | None,
+    dfc_y_rowwise_scale: Tensor | None,
+    dfc_y_columnwise: Tensor | None,
+    dfc_y_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(
         dy,
-        fc_y,
-        fc_weight_columnwise,
-        fc_weight_columnwise_scale,
+        fc_weight,
         x_columnwise,
         x_columnwise_scale,
-        backward_state,
+        fc_weight_scale_used,
+        dfc_y_rowwise,
+        dfc_y_rowwise_scale,
+        dfc_y_columnwise,
+        dfc_y_columnwise_scale,
     )
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
-    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
-    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    return dx, dfc_weight, dfc_bias
+    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
+    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
+    return dx, dfc_weight
 
 
-def _backward_flops(
+def _backward_2_flops(
     dy: Tensor,
-    fc_weight_columnwise: Tensor | None,
+    fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
@@ -138,8 +175,8 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
-        fc_weight_columnwise.shape[-2]
-        if fc_weight_columnwise is not None
+        fc_weight.shape[-1]
+        if fc_weight is not None
         else x_columnwise.shape[-2]
         if x_columnwise is not None
         else 0
@@ -147,20 +184,59 @@ def _backward_flops(
     return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
 
 
-_backward = _library.register(
+_backward_2 = _library.register(
     "linear_activation__fp8_delayed",
-    "backward",
-    "(Tensor dy, Tensor fc_y, Tensor? fc_weight_columnwise, "
-    "Tensor? fc_weight_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=7,
-    mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "backward_2",
+    "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? fc_weight_scale_used, Tensor? dfc_y_rowwise, Tensor? dfc_y_rowwise_scale, "
+    "Tensor? dfc_y_columnwise, Tensor? dfc_y_columnwise_scale, bool need_dx, "
+    "bool need_dfc_weight) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=9,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc_weight: bool,
+    need_dfc_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        fc_weight,
+        fc_y,
+        x_columnwise,
+        x_columnwise_scale,
+        fc_weight_scale_used,
+    ) = left
+    left.clear()
+    dx = dfc_weight = None
+    dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale = (
+        _backward_1(dy, fc_y, backward_state, need_dx, need_dfc_weight, need_dfc_bias)
+    )
+    del fc_y
+    if need_dx or need_dfc_weight:
+        dx, dfc_weight = _backward_2(
+            dy,
+            fc_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            fc_weight_scale_used,
+            dfc_y_rowwise if need_dx else None,
+            dfc_y_rowwise_scale if need_dx else None,
+            dfc_y_columnwise if need_dfc_weight else None,
+            dfc_y_columnwise_scale if need_dfc_weight else None,
+            need_dx,
+            need_dfc_weight,
+        )
+    return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -178,21 +254,16 @@ class _LinearGELU(torch.autograd.Function):
         need_dfc_bias: bool,
         backward_state: Tensor,
     ) -> Tensor:
-        (
-            y,
-            fc_y,
-            fc_weight_columnwise,
-            fc_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias)
+        y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used = _forward(
+            x, fc_weight, fc_bias, forward_state, need_dx, need_dfc_weight, need_dfc_bias
+        )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc_weight if need_dx else None,
             fc_y,
-            fc_weight_columnwise if need_dx else None,
-            fc_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
+            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -207,15 +278,12 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc_weight, dfc_bias = _backward(
-            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
+            dy, left, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return (
-            dx if need_dx else None,
-            dfc_weight if need_dfc_weight else None,
-            dfc_bias if need_dfc_bias else None,
-            *(None,) * 5,
-        )
+        return dx, dfc_weight, dfc_bias, *(None,) * 5
 
 
 class _LinearGELUTwin(_transforms.Twin):
@@ -244,7 +312,7 @@ class _LinearGELUTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
+            fc_weight,
             _,
             _,
             need_dx,
@@ -252,22 +320,15 @@ class _LinearGELUTwin(_transforms.Twin):
             _,
             backward_state,
         ) = inputs
-        (
-            _,
-            fc_y,
-            fc_weight_columnwise,
-            fc_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc_weight if need_dx else None,
             fc_y,
-            fc_weight_columnwise if need_dx else None,
-            fc_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc_weight else None,
             x_columnwise_scale if need_dfc_weight else None,
+            fc_weight_scale_used if need_dx else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -470,12 +531,12 @@ buffers
   x_rowwise_scale              [1]; float32; 4 bytes; workspace
   fc_weight_rowwise            [D, align(K, 16)]; e4m3; D align(K, 16) bytes; workspace
   fc_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
-  dfc_y_rowwise                [T, align(D, 16)]; e5m2; T align(D, 16) bytes; workspace
-  dfc_y_rowwise_scale          [1]; float32; 4 bytes; workspace
-  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; kept for the backward
-  fc_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
-  dfc_y_columnwise             [D, align(T, 16)]; e5m2; D align(T, 16) bytes; workspace
-  dfc_y_columnwise_scale       [1]; float32; 4 bytes; workspace
+  dfc_y_rowwise                [T, align(D, 16)]; e5m2; T align(D, 16) bytes; between ops
+  dfc_y_rowwise_scale          [1]; float32; 4 bytes; between ops
+  fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
+  fc_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  dfc_y_columnwise             [D, align(T, 16)]; e5m2; D align(T, 16) bytes; between ops
+  dfc_y_columnwise_scale       [1]; float32; 4 bytes; between ops
   x_columnwise                 [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
   x_columnwise_scale           [1]; float32; 4 bytes; kept for the backward
   fc_input_amax_history        [1024, 1]; float32; 4096 bytes;
@@ -488,6 +549,7 @@ buffers
                                state dict
   fc_weight_scale              [1]; float32; 4 bytes;
                                row 2049 of forward_state, fc.weight_scale in the state dict
+  fc_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                rows 0 to 1023 of backward_state, fc.grad_output_amax_history in the
                                state dict
@@ -497,28 +559,34 @@ buffers
   forward_state                [2050, 1]; float32; 8200 bytes; state, changed in place
   backward_state               [1025, 1]; float32; 4100 bytes; state, changed in place
 
-forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, fc_weight_columnwise,
-    fc_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight, fc_weight_amax_history,
+forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, x_columnwise, x_columnwise_scale,
+    fc_weight_scale_used
+  1. snapshot: fc_weight_scale -> fc_weight_scale_used
+     8 bytes; if need_dx
+  2. quantize_several: x, fc_input_amax_history, fc_input_scale, fc_weight, fc_weight_amax_history,
      fc_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc_weight_rowwise, fc_weight_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+     fc_weight_rowwise, fc_weight_rowwise_scale
      quantize_several_e4m3_tensor;
-     2 T K + 8192 + 24 + 2 D K + T align(K, 16) + K align(T, 16) + D align(K, 16) + K align(D, 16)
-     bytes
-  2. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale,
+     2 T K + 8192 + 20 + 2 D K + T align(K, 16) + K align(T, 16) + D align(K, 16) bytes
+  3. gemm_pointwise fprop: x_rowwise, x_rowwise_scale, fc_weight_rowwise, fc_weight_rowwise_scale,
      fc_bias -> y, fc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_unary_aux_pointwise_gelu_forward;
      2 T D K + 29 T D flop; T align(K, 16) + 8 + D align(K, 16) + 2 D + 4 T D bytes;
      rule linear_bias_activation
 
-backward (dy, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale, backward_state) -> dx, dfc_weight, dfc_bias
+backward_1 (dy, fc_y, backward_state) -> dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale,
+    dfc_y_columnwise, dfc_y_columnwise_scale
   1. pointwise_grad_quantize: dy, fc_y, fc_grad_output_amax_history, fc_grad_output_scale
      -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale, dfc_bias,
      dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T D flop;
      4 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
+backward_2 (dy, fc_weight, x_columnwise, x_columnwise_scale, fc_weight_scale_used, dfc_y_rowwise,
+    dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale) -> dx, dfc_weight, if need_dx or
+    need_dfc_weight
+  1. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
   2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
@@ -529,14 +597,19 @@ backward (dy, fc_y, fc_weight_columnwise, fc_weight_columnwise_scale, x_columnwi
      D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  fc_y                        2 T D bytes           always
-  fc_weight_columnwise        K align(D, 16) bytes  if need_dx
-  fc_weight_columnwise_scale  4 bytes               if need_dx
-  x_columnwise                K align(T, 16) bytes  if need_dfc_weight
-  x_columnwise_scale          4 bytes               if need_dfc_weight
-  at most 2 T D + K align(D, 16) + 8 + K align(T, 16) bytes, inputs and parameters included
+  fc_weight             2 D K bytes           if need_dx
+  fc_y                  2 T D bytes           always
+  x_columnwise          K align(T, 16) bytes  if need_dfc_weight
+  x_columnwise_scale    4 bytes               if need_dfc_weight
+  fc_weight_scale_used  4 bytes               if need_dx
+  at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
+  made by the forward: 2 D + K bytes for each token, none for parameters
+  peak of the backward, with all gradients: 705 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 344 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
+  quantize_e4m3_tensor
+    always: the only one
   gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128
     groups == 1 and tokens >= 512: least of
       cooperative_128x128x128_2x1: 4069 + waves * (895 + 3118 * k / 1024) ns; 256 x 128 on 2 SMs

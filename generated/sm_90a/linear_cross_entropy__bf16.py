@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e3550650b6d2cd59
+# checksum sha256:5404ca850b85042e
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "2768585ebc3a3c86c6f7bdfd7fafac302f5a510c15ebaef8b86a687a7544d243"
+DIGEST = "a40e778b1bcadcebdb9d7fa0618edbb0d4f96a8e80602004a2e3375affe7db3a"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 
@@ -372,6 +372,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight   2 V H bytes  always
   lse      4 T bytes    always
   at most 2 T H + 12 T + 2 V H bytes, inputs and parameters included
+  made by the forward: 4 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 369 MB at H = 4096, T = 32768, V = 4096
+  peak of the backward, with all gradients: 160 MB at H = 2048, T = 32768, V = 2048
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:eaa29ccd66ca075b
+# checksum sha256:1354d6e2ee96269f
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "84617a5e3974ba457314a24fcfa39dc9188479cde7589d3a8a41932400c153b7"
+DIGEST = "491c746e60fa8c5b673b8bca94c8926ff957e6eb9164eb245a1310104feedafb"
 _library.join("mlp__bf16", DIGEST)
 
 
@@ -65,11 +65,8 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -77,32 +74,19 @@ def _backward_fake(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward(dy, x, fc1_weight, h, a, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, a, fc2_weight)
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else 0
-    )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
+    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
-    dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
-    dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    )
+    return dfc2_weight, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -112,38 +96,139 @@ def _backward_flops(
 ) -> int:
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else 0
-    )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * F * H if need_dx else 0)
-        + (2 * T * F * H if need_dfc1_weight else 0)
+    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
+    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
+        2 * T * H * F if need_dfc2_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "mlp__bf16",
-    "backward",
-    "(Tensor dy, Tensor? x, Tensor? fc1_weight, Tensor? h, Tensor? a, Tensor? fc2_weight, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=6,
+    "backward_1",
+    "(Tensor dy, Tensor? a, Tensor? fc2_weight, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
+    "Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=3,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
 )
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, h, da)
+    H = dy.shape[-1]
+    F = h.shape[-1] if h is not None else da.shape[-1] if da is not None else 0
+    dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
+    dh = (
+        dy.new_empty((*dy.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    )
+    return dfc2_bias, dh
+
+
+_backward_2 = _library.register(
+    "mlp__bf16",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor? da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, x, fc1_weight, dh)
+    H = dy.shape[-1]
+    F = dh.shape[-1]
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
+    dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
+    return dx, dfc1_weight, dfc1_bias
+
+
+def _backward_3_flops(dy: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh.shape[-1]
+    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+
+
+_backward_3 = _library.register(
+    "mlp__bf16",
+    "backward_3",
+    "(Tensor dy, Tensor? x, Tensor? fc1_weight, Tensor dh, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        fc1_weight,
+        h,
+        a,
+        fc2_weight,
+    ) = left
+    left.clear()
+    dfc2_weight = da = dfc2_bias = dh = dx = dfc1_weight = dfc1_bias = None
+    if need_dx or need_dfc1_weight or need_dfc1_bias or need_dfc2_weight:
+        dfc2_weight, da = _backward_1(
+            dy,
+            a,
+            fc2_weight,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dfc1_bias,
+            need_dfc2_bias,
+        )
+        del a, fc2_weight
+    if need_dfc2_bias or need_dx or need_dfc1_weight or need_dfc1_bias:
+        dfc2_bias, dh = _backward_2(
+            dy, h, da, need_dx, need_dfc1_weight, need_dfc1_bias, need_dfc2_bias
+        )
+        del h, da
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dx, dfc1_weight, dfc1_bias = _backward_3(
+            dy, x, fc1_weight, dh, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _MLP(torch.autograd.Function):
@@ -195,14 +280,10 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight = needs[2]
         need_dfc1_bias = needs[3]
         need_dfc2_bias = needs[4]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dfc1_bias,
-            need_dfc2_bias,
+            dy, left, need_dx, need_dfc1_weight, need_dfc2_weight, need_dfc1_bias, need_dfc2_bias
         )
         return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 4
 
@@ -455,11 +536,11 @@ buffers
   fc2_weight   [H, F]     io  2 H F bytes  parameter fc2.weight
   fc2_bias     [H]        io  2 H bytes    parameter fc2.bias, optional
   y            [T..., H]  io  2 T H bytes  output
-  da           [T..., F]  io  2 T F bytes  workspace
+  da           [T..., F]  io  2 T F bytes  between ops
   dfc2_weight  [H, F]     io  2 H F bytes  gradient
   dfc2_bias    [H]        io  2 H bytes    gradient
   dy           [T..., H]  io  2 T H bytes  gradient in
-  dh           [T..., F]  io  2 T F bytes  workspace
+  dh           [T..., F]  io  2 T F bytes  between ops
   dx           [T..., H]  io  2 T H bytes  gradient
   dfc1_weight  [F, H]     io  2 F H bytes  gradient
   dfc1_bias    [F]        io  2 F bytes    gradient
@@ -472,23 +553,26 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a
   2. gemm fprop: a, fc2_weight, fc2_bias -> y
      gemm_sm90_fprop; 2 T H F flop; 2 T F + 2 H F + 2 H + 2 T H bytes
 
-backward (dy, x, fc1_weight, h, a, fc2_weight) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
-  1. gemm dgrad: dy, fc2_weight -> da
-     gemm_sm90_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  2. gemm wgrad: dy, a -> dfc2_weight
-     gemm_sm90_wgrad; 2 T H F flop; 2 T H + 2 T F + 2 H F bytes; if need_dfc2_weight
-  3. column_sum: dy -> dfc2_bias
+backward_1 (dy, a, fc2_weight) -> dfc2_weight, da, if need_dx or need_dfc1_weight or need_dfc1_bias
+    or need_dfc2_weight
+  1. gemm dgrad: dy, fc2_weight -> da  gemm_sm90_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
+                                       if need_dx or need_dfc1_weight or need_dfc1_bias
+  2. gemm wgrad: dy, a -> dfc2_weight  gemm_sm90_wgrad; 2 T H F flop; 2 T H + 2 T F + 2 H F bytes;
+                                       if need_dfc2_weight
+backward_2 (dy, h, da) -> dfc2_bias, dh, if need_dfc2_bias or need_dx or need_dfc1_weight or
+    need_dfc1_bias
+  1. column_sum: dy -> dfc2_bias
      group_sum; T H flop; 2 T H + 2 H bytes; if need_dfc2_bias
-  4. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
+  2. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward; 36 T F flop; 6 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dh, fc1_weight -> dx
-     gemm_sm90_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
-  6. gemm wgrad: dh, x -> dfc1_weight
-     gemm_sm90_wgrad; 2 T F H flop; 2 T F + 2 T H + 2 F H bytes; if need_dfc1_weight
-  7. column_sum: dh -> dfc1_bias
-     group_sum; T F flop; 2 T F + 2 F bytes; if need_dfc1_bias
+backward_3 (dy, x, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or need_dfc1_weight or
+    need_dfc1_bias
+  1. gemm dgrad: dh, fc1_weight -> dx  gemm_sm90_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes;
+                                       if need_dx
+  2. gemm wgrad: dh, x -> dfc1_weight  gemm_sm90_wgrad; 2 T F H flop; 2 T F + 2 T H + 2 F H bytes;
+                                       if need_dfc1_weight
+  3. column_sum: dh -> dfc1_bias       group_sum; T F flop; 2 T F + 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x           2 T H bytes  if need_dfc1_weight
@@ -497,6 +581,9 @@ saved for the backward, each only if a gradient that needs it is asked for
   a           2 T F bytes  if need_dfc2_weight
   fc2_weight  2 H F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
   at most 2 T H + 2 F H + 4 T F + 2 H F bytes, inputs and parameters included
+  made by the forward: 4 F bytes for each token, none for parameters
+  peak of the backward, with all gradients: 839 MB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 411 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop

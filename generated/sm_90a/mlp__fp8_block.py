@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ed6a1fe3f7b6b312
+# checksum sha256:4ea00a3bfd3ba7b3
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "4b7584866146520597b0e405917fe4ba4513b9b1b524e27fc429d6d749e1abc2"
+DIGEST = "5fbfdb563cfdc458a2d93d6753778e2fe9e3195fa485c85457a599e1f8d3e3cb"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -33,42 +33,18 @@ def _forward_fake(
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc1_weight.shape[-2]
-    keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    h = x.new_empty((*x.shape[:-1], F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
-    )
+    h = x.new_empty((*x.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((H, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((-(-F // 128), -(-H // 128)), dtype=torch.float32) if need_dx else None
     )
     x_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
@@ -76,18 +52,7 @@ def _forward_fake(
     x_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return (
-        y,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+    return y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc1_weight: Tensor) -> int:
@@ -102,8 +67,7 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_bias) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=5,
@@ -115,13 +79,11 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -132,22 +94,22 @@ def _backward_fake(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward(
         dy,
+        fc1_weight,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
+        fc2_weight,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
     )
     H = dy.shape[-1]
     F = (
-        h.shape[-1]
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -164,8 +126,9 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -176,10 +139,12 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        h.shape[-1]
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
@@ -197,16 +162,13 @@ def _backward_flops(
 _backward = _library.register(
     "mlp__fp8_block",
     "backward",
-    "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
-    "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=10,
+    tensors=8,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -229,18 +191,7 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dfc1_bias: bool,
     ) -> Tensor:
-        (
-            y,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = _forward(
+        y, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = _forward(
             x,
             fc1_weight,
             fc2_weight,
@@ -253,13 +204,11 @@ class _MLP(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -324,37 +273,24 @@ class _MLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
+            fc1_weight,
+            fc2_weight,
             _,
             _,
+            need_dx,
+            need_dfc1_weight,
             _,
-            _,
-            _,
-            _,
-            _,
-            _,
+            need_dfc1_bias,
         ) = inputs
-        (
-            _,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            x_columnwise,
-            x_columnwise_scale,
-        ) = output
+        _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight if need_dx or need_dfc1_weight or need_dfc1_bias else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
         )
@@ -573,9 +509,9 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [ceildiv(H, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(H, 128) 32 (T // 32 + 1) bytes; workspace
-  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
+  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale  [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
+                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_columnwise                [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
@@ -584,9 +520,9 @@ buffers
   dh_rowwise                   [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
   dh_rowwise_scale             [ceildiv(F, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(F, 128) 32 (T // 32 + 1) bytes; workspace
-  fc1_weight_columnwise        [H, align(F, 16)]; e4m3; H align(F, 16) bytes; kept for the backward
+  fc1_weight_columnwise        [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
   fc1_weight_columnwise_scale  [ceildiv(F, 128), ceildiv(H, 128)]; float32;
-                               4 ceildiv(F, 128) ceildiv(H, 128) bytes; kept for the backward
+                               4 ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
   dh_columnwise                [F, align(T, 16)]; e4m3; F align(T, 16) bytes; workspace
   dh_columnwise_scale          [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; workspace
   x_columnwise                 [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
@@ -595,19 +531,17 @@ buffers
   dy_row_sums                  [T // 128 + 1, H]; float32; 4 (T // 128 + 1) H bytes; workspace
   dh_row_sums                  [T // 128 + 1, F]; float32; 4 (T // 128 + 1) F bytes; workspace
 
-forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale, fc1_weight_columnwise,
-    fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
+forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a_columnwise_scale,
+    x_columnwise, x_columnwise_scale
   1. quantize: x -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H bytes
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_block_128x128;
-     2 F H + 2 H F + F align(H, 16) + F align(H, 16) + 8 ceildiv(F, 128) ceildiv(H, 128) + H
-     align(F, 16) + H align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) bytes
+     2 F H + 2 H F + F align(H, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(F, 16) + 4
+     ceildiv(H, 128) ceildiv(F, 128) bytes
   3. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T F H flop;
@@ -625,60 +559,65 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, fc2_weight_colu
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + H align(F, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 H + 2 T H bytes
 
-backward (dy, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
+backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
     x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
      H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  5. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e4m3_block_1x128; 36 T F flop;
      4 T F + T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + F align(T, 16) + 4 ceildiv(T,
      128) F + 2 F + 4 (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  6. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
+     if need_dx
+  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T F H flop;
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + H align(F, 16) + 4 ceildiv(F, 128)
      ceildiv(H, 128) + 2 T H bytes;
      if need_dx
-  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
+  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T F H flop;
      F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 F H bytes;
      if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  h                            2 T F bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise        F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-                               if need_dx or need_dfc1_weight or need_dfc1_bias
-  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        H align(F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 ceildiv(F, 128) ceildiv(H, 128) bytes; if need_dx
-  x_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
-  at most 2 T F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T,
-      128) F + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T,
-      128) H bytes, inputs and parameters included
+  fc1_weight          2 F H bytes                if need_dx
+  h                   2 T F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight          2 H F bytes                if need_dx or need_dfc1_weight or need_dfc1_bias
+  a_columnwise        F align(T, 16) bytes       if need_dfc2_weight
+  a_columnwise_scale  4 ceildiv(T, 128) F bytes  if need_dfc2_weight
+  x_columnwise        H align(T, 16) bytes       if need_dfc1_weight
+  x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
+  at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
+      ceildiv(T, 128) H bytes, inputs and parameters included
+  made by the forward: 97 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.14 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 558 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
+    always: the only one
+  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     groups == 1 and tokens >= 512: least of

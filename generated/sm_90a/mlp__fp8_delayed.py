@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f805c006262b32a9
+# checksum sha256:d820a3f082173c62
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "f33742067d5c53c5a63e45448c40afe900c9f8cac4b99e2f7eb9a9af5d90dc35"
+DIGEST = "aa725babee4beaee7f44ab5e935857fb5b4772a6375a8821dd783c8bacb79c84"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 
@@ -35,7 +35,7 @@ def _forward_fake(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(x, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
@@ -43,14 +43,6 @@ def _forward_fake(
     keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
     h = x.new_empty((*x.shape[:-1], F)) if keep_h else x.new_empty(0)
-    fc2_weight_columnwise = (
-        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_h
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -60,14 +52,6 @@ def _forward_fake(
         x.new_empty((1,), dtype=torch.float32)
         if need_dfc2_weight
         else x.new_empty(0, dtype=torch.float32)
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((H, -(-F // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dx
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
     )
     x_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
@@ -79,17 +63,21 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
+    fc1_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32) if need_dx else x.new_empty(0, dtype=torch.float32)
+    )
+    fc2_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     return (
         y,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
     )
 
 
@@ -106,7 +94,7 @@ _forward = _library.register(
     "(Tensor x, Tensor fc1_weight, Tensor fc2_weight, Tensor? fc1_bias, Tensor? fc2_bias, "
     "Tensor(a!) forward_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=6,
@@ -118,15 +106,15 @@ _forward = _library.register(
 
 def _backward_fake(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -136,23 +124,25 @@ def _backward_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward(
         dy,
+        fc1_weight,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
+        fc2_weight,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         x_columnwise,
         x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
         backward_state,
     )
     H = dy.shape[-1]
     F = (
-        h.shape[-1]
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else 0
@@ -167,8 +157,9 @@ def _backward_fake(
 
 def _backward_flops(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -178,10 +169,12 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        h.shape[-1]
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else h.shape[-1]
         if h is not None
-        else fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        else fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else 0
@@ -197,13 +190,12 @@ def _backward_flops(
 _backward = _library.register(
     "mlp__fp8_delayed",
     "backward",
-    "(Tensor dy, Tensor? h, Tensor? fc2_weight_columnwise, "
-    "Tensor? fc2_weight_columnwise_scale, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? fc1_weight_scale_used, Tensor? fc2_weight_scale_used, "
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
+    "Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
     tensors=11,
@@ -235,14 +227,12 @@ class _MLP(torch.autograd.Function):
         (
             y,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_scale_used,
+            fc2_weight_scale_used,
         ) = _forward(
             x,
             fc1_weight,
@@ -259,15 +249,15 @@ class _MLP(torch.autograd.Function):
         keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_h else None,
-            fc2_weight_columnwise_scale if keep_h else None,
+            fc2_weight if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
-            fc1_weight_columnwise if need_dx else None,
-            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if need_dx else None,
+            fc2_weight_scale_used if keep_h else None,
         )
         ctx.backward_state_ = backward_state
         return y
@@ -344,8 +334,8 @@ class _MLPTwin(_transforms.Twin):
     def setup_context(ctx, inputs, output):
         (
             _,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             _,
             _,
             _,
@@ -359,28 +349,26 @@ class _MLPTwin(_transforms.Twin):
         (
             _,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_scale_used,
+            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_h = need_dx or need_dfc1_weight or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
+            fc1_weight if need_dx else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_h else None,
-            fc2_weight_columnwise_scale if keep_h else None,
+            fc2_weight if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
-            fc1_weight_columnwise if need_dx else None,
-            fc1_weight_columnwise_scale if need_dx else None,
             x_columnwise if need_dfc1_weight else None,
             x_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if need_dx else None,
+            fc2_weight_scale_used if keep_h else None,
         )
         ctx.backward_state_ = backward_state
 
@@ -670,16 +658,16 @@ buffers
   fc2_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
-  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
+  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
   dy_columnwise                 [H, align(T, 16)]; e5m2; H align(T, 16) bytes; workspace
   dy_columnwise_scale           [1]; float32; 4 bytes; workspace
   a_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   dh_rowwise                    [T, align(F, 16)]; e5m2; T align(F, 16) bytes; workspace
   dh_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc1_weight_columnwise         [H, align(F, 16)]; e4m3; H align(F, 16) bytes; kept for the backward
-  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
+  fc1_weight_columnwise         [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
+  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
   dh_columnwise                 [F, align(T, 16)]; e5m2; F align(T, 16) bytes; workspace
   dh_columnwise_scale           [1]; float32; 4 bytes; workspace
   x_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
@@ -694,6 +682,7 @@ buffers
                                 state dict
   fc1_weight_scale              [1]; float32; 4 bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
+  fc1_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_input_amax_history        [1024, 1]; float32; 4096 bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -704,6 +693,7 @@ buffers
                                 state dict
   fc2_weight_scale              [1]; float32; 4 bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
+  fc2_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -719,76 +709,89 @@ buffers
   forward_state                 [4100, 1]; float32; 16400 bytes; state, changed in place
   backward_state                [2050, 1]; float32; 8200 bytes; state, changed in place
 
-forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize_several: x, fc1_input_amax_history, fc1_input_scale, fc1_weight,
+forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, h, a_columnwise,
+    a_columnwise_scale, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
+    fc2_weight_scale_used
+  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+     8 bytes; if need_dx
+  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+     8 bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
+  3. quantize_several: x, fc1_input_amax_history, fc1_input_scale, fc1_weight,
      fc1_weight_amax_history, fc1_weight_scale, fc2_weight, fc2_weight_amax_history,
      fc2_weight_scale -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale,
-     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
-     fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc1_weight_rowwise, fc1_weight_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_tensor;
-     2 T H + 12288 + 36 + 2 F H + 2 H F + T align(H, 16) + H align(T, 16) + F align(H, 16) + F
-     align(H, 16) + H align(F, 16) + H align(F, 16) bytes
-  2. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
+     2 T H + 12288 + 28 + 2 F H + 2 H F + T align(H, 16) + H align(T, 16) + F align(H, 16) + H
+     align(F, 16) bytes
+  4. gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T F H flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 F + 2 T F bytes
-  3. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+  5. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
      a_columnwise, a_columnwise_scale  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
      3))))
      pointwise_gelu_forward_quantize_e4m3_tensor; 29 T F flop;
      2 T F + 4096 + 12 + T align(F, 16) + F align(T, 16) bytes; rule activation_quantize
-  4. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_bias
+  6. gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale, fc2_bias
      -> y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 8 + H align(F, 16) + 2 H + 2 T H bytes
 
-backward (dy, h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise,
-    a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale, x_columnwise,
-    x_columnwise_scale, backward_state) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
+    x_columnwise_scale, fc1_weight_scale_used, fc2_weight_scale_used, backward_state) -> dx,
+    dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  5. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T F flop;
      4 T F + 4096 + 12 + T align(F, 16) + F align(T, 16) + 2 F + 4 (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 F H + 8 + H align(F, 16) bytes; if need_dx
+  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T F H flop;
      T align(F, 16) + 8 + H align(F, 16) + 2 T H bytes; if need_dx
-  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
+  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T F H flop;
      F align(T, 16) + 8 + H align(T, 16) + 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  h                            2 T F bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise        F align(H, 16) bytes;
-                               if need_dx or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 bytes; if need_dx or need_dfc1_weight or need_dfc1_bias
-  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 bytes; if need_dfc2_weight
-  fc1_weight_columnwise        H align(F, 16) bytes; if need_dx
-  fc1_weight_columnwise_scale  4 bytes; if need_dx
-  x_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
-  x_columnwise_scale           4 bytes; if need_dfc1_weight
-  at most 2 T F + F align(H, 16) + 16 + F align(T, 16) + H align(F, 16) + H align(T, 16) bytes,
-      inputs and parameters included
+  fc1_weight             2 F H bytes           if need_dx
+  h                      2 T F bytes           if need_dx or need_dfc1_weight or need_dfc1_bias
+  fc2_weight             2 H F bytes           if need_dx or need_dfc1_weight or need_dfc1_bias
+  a_columnwise           F align(T, 16) bytes  if need_dfc2_weight
+  a_columnwise_scale     4 bytes               if need_dfc2_weight
+  x_columnwise           H align(T, 16) bytes  if need_dfc1_weight
+  x_columnwise_scale     4 bytes               if need_dfc1_weight
+  fc1_weight_scale_used  4 bytes               if need_dx
+  fc2_weight_scale_used  4 bytes               if need_dx or need_dfc1_weight or need_dfc1_bias
+  at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 16 + H align(T, 16) bytes, inputs and parameters
+      included
+  made by the forward: 3 F + H bytes for each token, none for parameters
+  peak of the backward, with all gradients: 1.12 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 549 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
+  quantize_e4m3_tensor
+    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

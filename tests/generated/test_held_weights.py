@@ -90,7 +90,7 @@ def trained(layer: Any, module: str, call: Callable[..., Tensor] | None = None) 
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> None:
-    assert len(one) == len(other) > 4
+    assert len(one) == len(other) > 2
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -163,19 +163,16 @@ def test_compiles_whole(bundle: str, recipe: str, backend: str) -> None:
     same(trained(layers[0], "grouped_mlp"), trained(layers[1], "grouped_mlp", compiled))
 
 
-@pytest.mark.parametrize("recipe", ["fp8_delayed", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp8"])
 def test_a_checkpointed_forward_and_a_retained_graph_agree(bundle: str, recipe: str) -> None:
-    """A scale that moves on does so again where the forward is made again: of blocks none does."""
+    """Under recipes that keep nothing from call to call."""
     layer, data = make(bundle, "grouped_mlp", recipe), inputs("grouped_mlp")
-    y = layer(*data)
     leaves = (data[0], *layer.parameters())
+    y = layer(*data)
     first, second = (
-        torch.autograd.grad(y.float().sum(), leaves, retain_graph=True, allow_unused=True)
-        for _ in range(2)
+        torch.autograd.grad(y.float().sum(), leaves, retain_graph=keep) for keep in (True, False)
     )
-    weights = [1, 2]
-    assert all(torch.equal(first[i], second[i]) for i in weights)
-    if recipe == "nvfp4":
-        again = checkpoint(layer, *data, use_reentrant=False)
-        third = torch.autograd.grad(again.float().sum(), leaves, allow_unused=True)
-        assert torch.equal(first[1], third[1])
+    again = checkpoint(layer, *data, use_reentrant=False)
+    third = torch.autograd.grad(again.float().sum(), leaves)
+    same([*first], [*second])
+    same([*first], [*third])

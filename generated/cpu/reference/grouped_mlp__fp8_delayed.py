@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:b6f520984ae73d1c
+# checksum sha256:26e1669740e3268a
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -291,36 +291,21 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
@@ -330,15 +315,6 @@ def check_backward(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
@@ -349,23 +325,6 @@ def check_backward(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(
@@ -377,34 +336,17 @@ def check_backward(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
-    probs: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
@@ -413,28 +355,18 @@ def backward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = (
-        fc2_weight_columnwise_copy
-    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = fc1_weight_columnwise_copy = steps.ABSENT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -489,34 +421,252 @@ def backward(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_fc2_weight_copies:
-        dh, dprobs = _act_backward(da, h, probs)
-    # 6. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
-    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    if need_dh_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            dh,
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dfc1_weight,
-            group_sizes=split_sizes,
-            scale=fc1_grad_output_scale,
-            layout=LAYOUT,
-        )
-    # 6. dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_dh_copies:
-        fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+    return (
+        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
+        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        da if need_fc2_weight_copies else dy.new_empty(0),
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
-            quantized.group_amax(dh, GRAD_OUTPUT, group_sizes=split_sizes),
-            GRAD_OUTPUT,
-            grouped=True,
-        )
-    # 7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+        ),
+    )
+
+
+def check_backward_2(
+    dy: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
+    da: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 2, "[T, F]")
+    T = dy.shape[-2]
+    F = da.shape[-1]
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.size(CELL, "da", da, -2, T, "T (tokens)")
+
+
+def backward_2(
+    dy: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dprobs = dh = steps.ABSENT
+    # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    dh, dprobs = _act_backward(da, h, probs)
+    return (
+        dprobs if need_dprobs else None,
+        dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+    )
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    dh: Tensor,
+    backward_state: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 2, "[T, 2 * F]")
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
+    checks.contiguous(CELL, "backward_state", backward_state)
+    T = dy.shape[-2]
+    E = split_sizes.shape[-1]
+    F = dh.shape[-1] // 2
+    checks.size(CELL, "dh", dh, -2, T, "T (tokens)")
+    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
+    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
+    checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    dh: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_3 program, step by step."""
+    dfc1_bias = steps.ABSENT
+    fc2_grad_output_amax_history = backward_state[0:1024]
+    fc2_grad_output_scale = backward_state[1024]
+    fc1_grad_output_amax_history = backward_state[1025:2049]
+    fc1_grad_output_scale = backward_state[2049]
+    # 1. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        dh,
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dfc1_weight,
+        group_sizes=split_sizes,
+        scale=fc1_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 1. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 1. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+        fc1_grad_output_amax_history,
+        fc1_grad_output_scale,
+        quantized.group_amax(dh, GRAD_OUTPUT, group_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
+    return (
+        dfc1_bias if need_dfc1_bias else dy.new_empty(0),
+        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
+        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
+            fc1_grad_output_amax_history,
+            fc1_grad_output_scale,
+        ),
+    )
+
+
+def check_backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
+    checks.size(
+        CELL,
+        "dh_columnwise",
+        dh_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
+
+
+def backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_4 program, step by step."""
+    dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale
     if need_dx:
         _, fc1_weight_columnwise_copy = quantized.quantize(
@@ -527,37 +677,41 @@ def backward(
             scale=fc1_weight_scale_used,
             layout=LAYOUT,
         )
-    # 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
+            quantized.Operand(
+                dh_rowwise,
+                dh_rowwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=False,
+                layout=LAYOUT,
+            ),
+            fc1_weight_columnwise_copy,
+            split_sizes,
+            dtype=dy.dtype,
         )
-    # 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.grouped_gemm_wgrad(
-            dh_columnwise_copy,
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
             quantized.Operand(
                 x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
             ),
             split_sizes,
             dtype=dy.dtype,
         )
-    return (
-        dx if need_dx else dy.new_empty(0),
-        dfc1_weight if need_dfc1_weight else dy.new_empty(0),
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
-        dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
-        dfc1_bias if need_dfc1_bias else dy.new_empty(0),
-        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        quantized.join_states(
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
-        ),
-    )
+    return dx, dfc1_weight
 
 
 def exact(

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:d9c7e63c435a5cae
+# checksum sha256:318ce1421da3388c
 """norm_mlp_swiglu__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -126,18 +126,102 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
+    dy: Tensor,
+    a: Tensor | None,
+    fc2_weight: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "a", a, "dy", dy)
+    checks.same_dtype(CELL, "a", a, "dy", dy)
+    checks.rank(CELL, "a", a, 1, "[T..., F]", exact=False)
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    checks.leading(CELL, "a", a, 1, T, "T (tokens)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
+
+
+def backward_1(
+    dy: Tensor,
+    a: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = da = steps.ABSENT
+    # 1. gemm dgrad: dy, fc2_weight -> da
+    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias:
+        da = steps.gemm_dgrad(dy, fc2_weight)
+    # 2. gemm wgrad: dy, a -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.gemm_wgrad(dy, a)
+    return dfc2_weight, da
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1] if da is not None else h.shape[-1] // 2 if h is not None else 0
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: steps.IfAsked,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dfc2_bias = dh = steps.ABSENT
+    # 1. column_sum: dy -> dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.column_sum(dy)
+    # 2. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias:
+        dh = _act_backward(da, h)
+    return dfc2_bias, dh
+
+
+def check_backward_3(
     dy: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
     n: Tensor | None,
     fc1_weight: Tensor | None,
-    h: Tensor | None,
-    a: Tensor | None,
-    fc2_weight: Tensor | None,
+    dh: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "x", x, "dy", dy)
@@ -155,28 +239,12 @@ def check_backward(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
-    checks.device(CELL, "a", a, "dy", dy)
-    checks.same_dtype(CELL, "a", a, "dy", dy)
-    checks.rank(CELL, "a", a, 1, "[T..., F]", exact=False)
-    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
-    checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 1, "[T..., 2 * F]", exact=False)
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = dh.shape[-1] // 2
     checks.leading(CELL, "x", x, 1, T, "T (tokens)")
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
@@ -185,60 +253,37 @@ def check_backward(
     checks.size(CELL, "n", n, -1, H, "H (hidden)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.leading(CELL, "a", a, 1, T, "T (tokens)")
-    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
+    checks.leading(CELL, "dh", dh, 1, T, "T (tokens)")
+    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
 
 
-def backward(
+def backward_3(
     dy: Tensor,
     x: steps.IfAsked,
     norm_weight: steps.IfAsked,
     norm_rstd: steps.IfAsked,
     n: steps.IfAsked,
     fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
-    a: steps.IfAsked,
-    fc2_weight: steps.IfAsked,
+    dh: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dfc1_bias: bool,
-    need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = dn = (
-        steps.ABSENT
-    )
-    need_da = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dx = dnorm_weight = dfc1_weight = dfc1_bias = dn = steps.ABSENT
     need_dn = need_dx or need_dnorm_weight
-    # 1. gemm dgrad: dy, fc2_weight -> da
-    if need_da:
-        da = steps.gemm_dgrad(dy, fc2_weight)
-    # 2. gemm wgrad: dy, a -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.gemm_wgrad(dy, a)
-    # 3. column_sum: dy -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.column_sum(dy)
-    # 4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_da:
-        dh = _act_backward(da, h)
-    # 5. gemm dgrad: dh, fc1_weight -> dn
+    # 1. gemm dgrad: dh, fc1_weight -> dn
     if need_dn:
         dn = steps.gemm_dgrad(dh, fc1_weight)
-    # 6. gemm wgrad: dh, n -> dfc1_weight
+    # 2. gemm wgrad: dh, n -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = steps.gemm_wgrad(dh, n)
-    # 7. column_sum: dh -> dfc1_bias
+    # 3. column_sum: dh -> dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    # 8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
     if need_dn:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
@@ -247,7 +292,5 @@ def backward(
         dx if need_dx else None,
         dnorm_weight if need_dnorm_weight else None,
         dfc1_weight,
-        dfc2_weight,
         dfc1_bias,
-        dfc2_bias,
     )

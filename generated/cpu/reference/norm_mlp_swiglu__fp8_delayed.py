@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:29000b0e95daa616
+# checksum sha256:222a27bcbd533236
 """norm_mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -296,40 +296,17 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "x", x, "dy", dy)
-    checks.same_dtype(CELL, "x", x, "dy", dy)
-    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "norm_weight", norm_weight, "dy", dy)
-    checks.same_dtype(CELL, "norm_weight", norm_weight, "dy", dy)
-    checks.rank(CELL, "norm_weight", norm_weight, 1, "[H]")
-    checks.device(CELL, "norm_rstd", norm_rstd, "dy", dy)
-    checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
-    checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
@@ -339,15 +316,6 @@ def check_backward(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "n_columnwise", n_columnwise, "dy", dy)
-    checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
-    checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
-    checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[1]")
@@ -357,50 +325,19 @@ def check_backward(
     checks.contiguous(CELL, "backward_state", backward_state)
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
-    checks.size(CELL, "x", x, -1, H, "H (hidden)")
-    checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "n_columnwise", n_columnwise, -2, H, "H (hidden)")
-    checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
-    x: steps.IfAsked,
-    norm_weight: steps.IfAsked,
-    norm_rstd: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    n_columnwise: steps.IfAsked,
-    n_columnwise_scale: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
@@ -410,28 +347,18 @@ def backward(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = (
-        fc2_weight_columnwise_copy
-    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = fc1_weight_columnwise_copy = dn = steps.ABSENT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-    need_fc1_weight_copies = need_dx or need_dnorm_weight
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -484,33 +411,166 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 5. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_fc2_weight_copies:
-        dh = _act_backward(da, h)
-    # 6. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
-    #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    if need_fc2_weight_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh),
-            GRAD_OUTPUT,
-            rowwise=need_fc1_weight_copies,
-            columnwise=need_dfc1_weight,
-            scale=fc1_grad_output_scale,
-            layout=LAYOUT,
-        )
-    # 6. dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.column_sum(dh)
-    # 6. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_fc2_weight_copies:
-        fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+    return (
+        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
+        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        da if need_fc2_weight_copies else dy.new_empty(0),
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
-            quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
-            GRAD_OUTPUT,
-            grouped=False,
-        )
-    # 7. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+        ),
+    )
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> Tensor:
+    """The backward_2 program, step by step."""
+    # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    dh = _act_backward(da, h)
+    return dh
+
+
+def check_backward_3(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    fc1_weight: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh: Tensor,
+    backward_state: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "x", x, "dy", dy)
+    checks.same_dtype(CELL, "x", x, "dy", dy)
+    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "norm_weight", norm_weight, "dy", dy)
+    checks.same_dtype(CELL, "norm_weight", norm_weight, "dy", dy)
+    checks.rank(CELL, "norm_weight", norm_weight, 1, "[H]")
+    checks.device(CELL, "norm_rstd", norm_rstd, "dy", dy)
+    checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
+    checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
+    checks.device(CELL, "n_columnwise", n_columnwise, "dy", dy)
+    checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
+    checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
+    checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, 1]")
+    checks.contiguous(CELL, "backward_state", backward_state)
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
+    checks.size(CELL, "x", x, -1, H, "H (hidden)")
+    checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
+    checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "n_columnwise", n_columnwise, -2, H, "H (hidden)")
+    checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
+    checks.leading(CELL, "dh", dh, 1, T, "T (tokens)")
+    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
+    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
+    checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
+
+
+def backward_3(
+    dy: Tensor,
+    x: steps.IfAsked,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
+    n_columnwise: steps.IfAsked,
+    n_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    dh: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_3 program, step by step."""
+    dx = dnorm_weight = dfc1_weight = dfc1_bias = _ = fc1_weight_columnwise_copy = dn = steps.ABSENT
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    need_fc1_weight_copies = need_dx or need_dnorm_weight
+    fc2_grad_output_amax_history = backward_state[0:1024]
+    fc2_grad_output_scale = backward_state[1024]
+    fc1_grad_output_amax_history = backward_state[1025:2049]
+    fc1_grad_output_scale = backward_state[2049]
+    # 1. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+    #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_fc1_weight_copies,
+        columnwise=need_dfc1_weight,
+        scale=fc1_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 1. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.column_sum(dh)
+    # 1. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+        fc1_grad_output_amax_history,
+        fc1_grad_output_scale,
+        quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
+        GRAD_OUTPUT,
+        grouped=False,
+    )
+    # 2. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale
     if need_fc1_weight_copies:
         _, fc1_weight_columnwise_copy = quantized.quantize(
@@ -521,13 +581,13 @@ def backward(
             scale=fc1_weight_scale_used,
             layout=LAYOUT,
         )
-    # 8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 3. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale -> dn
     if need_fc1_weight_copies:
         dn = steps.with_leading(
             quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 9. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+    # 4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
@@ -537,7 +597,7 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 10. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+    # 5. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
     if need_fc1_weight_copies:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
@@ -546,9 +606,7 @@ def backward(
         dx if need_dx else dy.new_empty(0),
         dnorm_weight if need_dnorm_weight else dy.new_empty(0),
         dfc1_weight if need_dfc1_weight else dy.new_empty(0),
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
-        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,

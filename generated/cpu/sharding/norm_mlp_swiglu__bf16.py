@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:5adfd8e5672d862a
+# checksum sha256:a1bb6669d6c2596c
 """norm_mlp_swiglu__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -35,30 +35,63 @@ OPS = (
         ),
     ),
     Op(
-        name="norm_mlp_swiglu__bf16_backward",
+        name="norm_mlp_swiglu__bf16_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n, "
-            "Tensor? fc1_weight, Tensor? h, Tensor? a, Tensor? fc2_weight, int flags, int ways, "
-            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? a, Tensor? fc2_weight, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "norm_weight", "norm_rstd", "n", "fc1_weight", "h", "a", "fc2_weight"),
+        tensors=("dy", "a", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(3, 4, 6, 7),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(1,),
+        asked=(8, 23),
         ways=(
             # T
             Way(
-                arguments=(0, 0, WHOLE, 0, 0, WHOLE, 0, 0, WHOLE),
-                results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=(
-                    (0, 0, -1, 1),
-                    (1, 0, -1, 1),
-                    (3, 0, None, 1),
-                    (4, 0, -1, 1),
-                    (6, 0, -1, 1),
-                    (7, 0, -1, 1),
-                ),
+                arguments=(0, 0, WHOLE),
+                results=(PARTIAL, 0),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1)),
+            ),
+        ),
+    ),
+    Op(
+        name="norm_mlp_swiglu__bf16_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor? da, int flags, int ways, float norm_eps) -> (Tensor, "
+            "Tensor)"
+        ),
+        tensors=("dy", "h", "da"),
+        flags=5,
+        mutated=0,
+        saved=(1,),
+        asked=(16, 15),
+        ways=(
+            # T
+            Way(
+                arguments=(0, 0, 0),
+                results=(PARTIAL, 0),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1), (2, 0, -1, 1)),
+            ),
+        ),
+    ),
+    Op(
+        name="norm_mlp_swiglu__bf16_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n, "
+            "Tensor? fc1_weight, Tensor dh, int flags, int ways, float norm_eps) -> (Tensor, "
+            "Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "x", "norm_weight", "norm_rstd", "n", "fc1_weight", "dh"),
+        flags=4,
+        mutated=0,
+        saved=(3, 4),
+        asked=(1, 2, 4, 8),
+        ways=(
+            # T
+            Way(
+                arguments=(0, 0, WHOLE, 0, 0, WHOLE, 0),
+                results=(0, PARTIAL, PARTIAL, PARTIAL),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1), (3, 0, None, 1), (4, 0, -1, 1), (6, 0, -1, 1)),
             ),
         ),
     ),

@@ -2,7 +2,7 @@
 // from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:4367ade8f31dab50
+// checksum sha256:75d0b749ca3d8b94
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -150,14 +150,9 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
   return {y, h_kept, a_kept};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
     Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> a,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
@@ -165,25 +160,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc2_weight,
     bool need_dprobs,
     bool need_dfc1_bias,
-    bool need_dfc2_bias) {
+    bool /*need_dfc2_bias*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "a", given(a), "dy", dy);
   check_same_dtype(kCell, "a", given(a), "dy", dy);
   check_rank(kCell, "a", given(a), 2, true, "[T, F]");
@@ -193,16 +176,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_size(kCell, "x", given(x), -2, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1) : 0;
   check_size(kCell, "a", given(a), -2, T, "T (tokens)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
@@ -215,39 +189,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto probs_dense = dense(probs);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto a_dense = dense(a);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 4},  // da
-      // dh
-      {need_dx || need_dfc1_weight || need_dfc1_bias ? padded(2 * T * 2 * F) : kUnwanted, 4, 7},
-  }};
-  const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc1_weight, /*before=*/6),
-      region(dfc1_bias, /*before=*/7),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const da = workspace[0];
-  void* const dh = workspace[1];
+  std::optional<Tensor> da;
+  if (need_da) da = empty({T, F}, io, dy);
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
   if (need_da) {
@@ -285,7 +234,62 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 3. group_sum: dy, split_sizes -> dfc2_bias
+  return {dfc2_weight, da};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
+    std::optional<Tensor> da,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = da ? extent(*da, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dh;
+  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
+
+  // 1. group_sum: dy, split_sizes -> dfc2_bias
   if (need_dfc2_bias) {
     check(kCell,
           group_sum(io,
@@ -299,12 +303,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
+  // 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                  /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
                       pointer(probs_dense)},
                   /*results=*/{writable(dh), writable(dh), writable(dprobs)},
                   /*scalars=*/{},
@@ -313,12 +317,69 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
+  return {dprobs, dfc2_bias, dh};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    Tensor split_sizes,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 2, true, "[T, 2 * F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = extent(dh, -1) / 2;
+  check_size(kCell, "x", given(x), -2, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh", given(dh), -2, T, "T (tokens)");
+  check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_100a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto x_dense = dense(x);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_dense = dense(dh);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
+
+  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_tcgen05_dgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(fc1_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dx),
@@ -331,12 +392,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight
+  // 2. grouped_gemm wgrad: dh, x, split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_tcgen05_wgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(x_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc1_weight),
@@ -349,12 +410,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 7. group_sum: dh, split_sizes -> dfc1_bias
+  // 3. group_sum: dh, split_sizes -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
               GroupSumArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*out=*/writable(dfc1_bias),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T,
@@ -363,12 +424,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias};
+  return {dx, dfc1_weight, dfc1_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_100a, CUDA, m) {
   m.impl("grouped_mlp__bf16_forward", TORCH_BOX(&forward));
-  m.impl("grouped_mlp__bf16_backward", TORCH_BOX(&backward));
+  m.impl("grouped_mlp__bf16_backward_1", TORCH_BOX(&backward_1));
+  m.impl("grouped_mlp__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("grouped_mlp__bf16_backward_3", TORCH_BOX(&backward_3));
 }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:d181eb0bd4ad8153
+# checksum sha256:0bf82f95effde201
 """grouped_mlp__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -35,17 +35,42 @@ OPS = (
         ),
     ),
     Op(
-        name="grouped_mlp__bf16_backward",
+        name="grouped_mlp__bf16_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, "
-            "Tensor? h, Tensor? a, Tensor? fc2_weight, int flags, int ways) -> (Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? a, Tensor? fc2_weight, int flags, "
+            "int ways) -> (Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "split_sizes", "probs", "fc1_weight", "h", "a", "fc2_weight"),
+        tensors=("dy", "split_sizes", "a", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(5, 6),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(2,),
+        asked=(4, 27),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16_backward_2",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? da, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "probs", "h", "da"),
+        flags=5,
+        mutated=0,
+        saved=(3,),
+        asked=(4, 16, 11),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "x", "split_sizes", "fc1_weight", "dh"),
+        flags=3,
+        mutated=0,
+        saved=(),
+        asked=(1, 2, 4),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:52228720b70ae5d5
+# checksum sha256:7bfe9d9ad5463af5
 """grouped_mlp__nvfp4 on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -28,32 +28,74 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="grouped_mlp__nvfp4_backward",
+        name="grouped_mlp__nvfp4_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-            "Tensor? saved_amaxes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor(a!) rng_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor? saved_amaxes, Tensor(a!) rng_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
             "saved_amaxes",
-            "x_columnwise",
-            "x_columnwise_scale",
             "rng_state",
         ),
         flags=6,
         mutated=1,
-        saved=(4, 6, 7, 8, 9, 10),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(3, 4, 5),
+        asked=(4, 32, 27),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__nvfp4_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, "
+            "Tensor)"
+        ),
+        tensors=("dy", "probs", "h", "da"),
+        flags=4,
+        mutated=0,
+        saved=(2,),
+        asked=(4, 11),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__nvfp4_backward_3",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, Tensor(a!) rng_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "fc1_weight", "dh", "rng_state"),
+        flags=3,
+        mutated=1,
+        saved=(),
+        asked=(1, 4, 2, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__nvfp4_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
+            "Tensor dh_columnwise_amax, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "saved_amaxes",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+            "dh_columnwise_amax",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3, 4),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:0c1dec616b495ba9
+# checksum sha256:ecdb2b915140d9cd
 """Tests of grouped_mlp__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import grouped_mlp__nvfp4 as module
@@ -199,66 +200,39 @@ def test_non_contiguous_arguments(device: str) -> None:
         assert torch.equal(gradients[name], other_gradients[name]), name
 
 
+class Calls(TorchDispatchMode):
+    """Keeps what each op of the module is called with first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().rpartition("::")[2]
+        if name.startswith("grouped_mlp__nvfp4_"):
+            kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
+            self.calls.setdefault(name, tuple(kept))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "fc1_weight",
-                "fc2_weight",
-                "split_sizes",
-                "probs",
-                "fc1_bias",
-                "fc2_bias",
-            )
-        ),
-        True,
-        True,
-        True,
-        True,
-        True,
-    )
-    support.opcheck("grouped_mlp__nvfp4_forward", arguments)
-    results = support.op("grouped_mlp__nvfp4_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "h",
-                    "a_columnwise",
-                    "a_columnwise_scale",
-                    "saved_amaxes",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
+    with Calls() as mode:
+        run(tensors, dy)
+    assert sorted(mode.calls) == sorted(
         (
-            "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
-            "saved_amaxes",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "rng_state",
-        ),
+            "grouped_mlp__nvfp4_forward",
+            "grouped_mlp__nvfp4_backward_1",
+            "grouped_mlp__nvfp4_backward_2",
+            "grouped_mlp__nvfp4_backward_3",
+            "grouped_mlp__nvfp4_backward_4",
+        )
     )
-    support.opcheck("grouped_mlp__nvfp4_backward", (dy, *saved, True, True, True, True, True, True))
+    for name, arguments in mode.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

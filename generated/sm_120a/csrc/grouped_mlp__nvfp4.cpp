@@ -2,7 +2,7 @@
 // from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:19540d24d7a1af07
+// checksum sha256:e756eceeec56c154
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -284,18 +284,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
     std::optional<Tensor> saved_amaxes,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
     Tensor rng_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -309,15 +304,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
@@ -332,14 +318,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
   check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
   check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(128 * (T // 128 + E), 32) // 2]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
-      "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -348,13 +326,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+      : 0;
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
@@ -368,16 +340,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 4, "4");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
-      "align(128 * (T // 128 + E), 32) // 2");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
-      "ceildiv(H, 128)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, 2 * (T / 128 + E),
-      "2 * (T // 128 + E)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -3, 32, "32");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 4, "4");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_120a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_120a");
@@ -390,25 +352,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto probs_dense = dense(probs);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const auto saved_amaxes_dense = dense(saved_amaxes);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
-  const Tensor dprobs = need_dprobs
-      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 26> lives{{
+  const Tensor da = need_fc2_weight_copies ? empty({T, F}, io, dy) : empty({0}, io, dy);
+  const std::array<Lifetime, 12> lives{{
       {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
       {need_fc2_weight_copies
@@ -429,33 +381,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
           ? padded(4 * 4 * 32 * E * ceildiv(F, 128) * ceildiv(H, 64)) : kUnwanted, 2, 3},
       {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_amax
       {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 5, 6},  // dh
-      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 6, 8},  // dh_rowwise
-      // dh_rowwise_scale
-      {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 64)) : kUnwanted, 6, 8},
-      {need_dx ? padded(4 * E) : kUnwanted, 6, 8},  // dh_rowwise_amax
-      // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 6, 9},
-      // dh_columnwise_scale
-      {need_dfc1_weight
-          ? padded(4 * 4 * 32 * ceildiv(2 * F, 128) * 2 * (T / 128 + E)) : kUnwanted, 6, 9},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 6, 9},  // dh_columnwise_amax
-      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 6, 6},  // dh_partial_amax
-      // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 6, 6},
-      // fc1_weight_columnwise
-      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 7, 8},
-      // fc1_weight_columnwise_scale
-      {need_dx ? padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 64)) : kUnwanted, 7, 8},
-      {need_dx ? padded(4 * E) : kUnwanted, 7, 8},  // fc1_weight_columnwise_amax
-      {need_dx ? padded(4 * 384 * E) : kUnwanted, 7, 7},  // fc1_weight_partial_amax
   }};
   const std::array regions{
+      region(da, /*before=*/3),
       region(dfc2_weight, /*before=*/4),
-      region(dfc1_bias, /*before=*/6),
-      region(dx, /*before=*/8),
-      region(dfc1_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -470,24 +399,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const fc2_weight_columnwise_scale = workspace[9];
   void* const fc2_weight_columnwise_amax = workspace[10];
   void* const fc2_weight_partial_amax = workspace[11];
-  void* const da = workspace[12];
-  void* const dh = workspace[13];
-  void* const dh_rowwise = workspace[14];
-  void* const dh_rowwise_scale = workspace[15];
-  void* const dh_rowwise_amax = workspace[16];
-  void* const dh_columnwise = workspace[17];
-  void* const dh_columnwise_scale = workspace[18];
-  void* const dh_columnwise_amax = workspace[19];
-  void* const dh_partial_amax = workspace[20];
-  void* const dh_row_sums = workspace[21];
-  void* const fc1_weight_columnwise = workspace[22];
-  void* const fc1_weight_columnwise_scale = workspace[23];
-  void* const fc1_weight_columnwise_amax = workspace[24];
-  void* const fc1_weight_partial_amax = workspace[25];
   const float* const a_columnwise_amax = saved_amaxes
       ? floats(pointer(saved_amaxes_dense)) : nullptr;
-  const float* const x_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
@@ -574,50 +487,177 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_fc2_weight_copies) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(dprobs)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 6. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  return {dfc2_weight, dfc2_bias, da};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
+    Tensor da,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dprobs,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t F = extent(da, -1);
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
+  std::optional<Tensor> dh;
+  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
+
+  // 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  check(kCell,
+        pointwise_scaled_swiglu_backward(io,
+            PointwiseArguments{
+                /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
+                    pointer(probs_dense)},
+                /*results=*/{writable(dh), writable(dh), writable(dprobs)},
+                /*scalars=*/{},
+                /*rows=*/T,
+                /*columns=*/F,
+            },
+            stream));
+  return {dprobs, dh};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh,
+    Tensor rng_state,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 2, true, "[T, 2 * F]");
+  check_device(kCell, "rng_state", given(rng_state), "dy", dy);
+  check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
+  check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
+  check_contiguous(kCell, "rng_state", given(rng_state));
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = extent(dh, -1) / 2;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh", given(dh), -2, T, "T (tokens)");
+  check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
+  check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_120a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_120a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_dense = dense(dh);
+  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
+      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({ceildiv(2 * F, 128), 2 * (T / 128 + E), 32, 4, 4}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor dh_columnwise_amax = need_dfc1_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 9> lives{{
+      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 1, 3},  // dh_rowwise
+      // dh_rowwise_scale
+      {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 64)) : kUnwanted, 1, 3},
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 3},  // dh_rowwise_amax
+      {padded(4 * 384 * 2 * E), 1, 1},  // dh_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * 2 * F), 1, 1},  // dh_row_sums
+      // fc1_weight_columnwise
+      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 2, 3},
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 64)) : kUnwanted, 2, 3},
+      {need_dx ? padded(4 * E) : kUnwanted, 2, 3},  // fc1_weight_columnwise_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc1_weight_partial_amax
+  }};
+  const std::array regions{
+      region(dx, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dh_rowwise = workspace[0];
+  void* const dh_rowwise_scale = workspace[1];
+  void* const dh_rowwise_amax = workspace[2];
+  void* const dh_partial_amax = workspace[3];
+  void* const dh_row_sums = workspace[4];
+  void* const fc1_weight_columnwise = workspace[5];
+  void* const fc1_weight_columnwise_scale = workspace[6];
+  void* const fc1_weight_columnwise_amax = workspace[7];
+  void* const fc1_weight_partial_amax = workspace[8];
+
+  // 1. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
   //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
   //    dh_row_sums
-  if (need_dh_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(dh);
-      arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.quantize.rows = T;
-      arguments.quantize.columns = 2 * F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 128;
-      arguments.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-      arguments.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-      arguments.quantize.rowwise.pitch = align(2 * F, 32) / 2;
-      arguments.rowwise_amax = floats(need_dx ? writable(dh_rowwise_amax) : nullptr);
-      arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-      arguments.quantize.columnwise.scale = need_dfc1_weight
-          ? writable(dh_columnwise_scale) : nullptr;
-      arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 32) / 2;
-      arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
-      arguments.partial_amax = floats(dh_partial_amax);
-      arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-      arguments.quantize.row_sums = floats(dh_row_sums);
-      arguments.rng_state = integers(writable(rng_state));
-      arguments.update = need_dh_copies;
-      check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
-    }
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(dh_dense);
+    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.quantize.rows = T;
+    arguments.quantize.columns = 2 * F;
+    arguments.quantize.groups = E;
+    arguments.quantize.row_align = 128;
+    arguments.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+    arguments.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+    arguments.quantize.rowwise.pitch = align(2 * F, 32) / 2;
+    arguments.rowwise_amax = floats(need_dx ? writable(dh_rowwise_amax) : nullptr);
+    arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+    arguments.quantize.columnwise.scale = need_dfc1_weight
+        ? writable(dh_columnwise_scale) : nullptr;
+    arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 32) / 2;
+    arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
+    arguments.partial_amax = floats(dh_partial_amax);
+    arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+    arguments.quantize.row_sums = floats(dh_row_sums);
+    arguments.rng_state = integers(writable(rng_state));
+    arguments.update = true;
+    check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
   }
-  // 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  // 2. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
   //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
   if (need_dx) {
     {
@@ -636,7 +676,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
     }
   }
-  // 8. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+  // 3. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -655,31 +695,119 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 9. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+  return {dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax};
+}
+
+Tensor backward_4(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> saved_amaxes,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    Tensor dh_columnwise,
+    Tensor dh_columnwise_scale,
+    Tensor dh_columnwise_amax,
+    bool /*need_dfc1_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(128 * (T // 128 + E), 32) // 2]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
+      "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
+      "[2 * F, align(128 * (T // 128 + E), 32) // 2]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 5, true,
+      "[ceildiv(2 * F, 128), 2 * (T // 128 + E), 32, 4, 4]");
+  check_device(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), 1, true, "[E]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = extent(dh_columnwise, -2) / 2;
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+      "align(128 * (T // 128 + E), 32) // 2");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
+      "ceildiv(H, 128)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, 2 * (T / 128 + E),
+      "2 * (T // 128 + E)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+      "align(128 * (T // 128 + E), 32) // 2");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -5, ceildiv(2 * F, 128),
+      "ceildiv(2 * F, 128)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -4, 2 * (T / 128 + E),
+      "2 * (T // 128 + E)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), -1, E, "E (num_groups)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_120a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_120a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto saved_amaxes_dense = dense(saved_amaxes);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const auto dh_columnwise_amax_dense = dense(dh_columnwise_amax);
+  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const float* const x_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
+
+  // 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
   //    x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_nv_mma_wgrad_e2m1_e2m1_nv_1x16_fp32(io,
-              ScaledGemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*pitch_a=*/align(128 * (T / 128 + E), 32) / 2,
-                  /*pitch_b=*/align(128 * (T / 128 + E), 32) / 2,
-                  /*scale_a=*/pointer(dh_columnwise_scale),
-                  /*scale_b=*/pointer(x_columnwise_scale_dense),
-                  /*amax_a=*/floats(pointer(dh_columnwise_amax)),
-                  /*amax_b=*/floats(x_columnwise_amax),
-              },
-              stream));
-  }
-  return {dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias};
+  check(kCell,
+        gemm_nv_mma_wgrad_e2m1_e2m1_nv_1x16_fp32(io,
+            ScaledGemmArguments{
+                {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
+                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                /*pitch_a=*/align(128 * (T / 128 + E), 32) / 2,
+                /*pitch_b=*/align(128 * (T / 128 + E), 32) / 2,
+                /*scale_a=*/pointer(dh_columnwise_scale_dense),
+                /*scale_b=*/pointer(x_columnwise_scale_dense),
+                /*amax_a=*/floats(pointer(dh_columnwise_amax_dense)),
+                /*amax_b=*/floats(x_columnwise_amax),
+            },
+            stream));
+  return dfc1_weight;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_120a, CUDA, m) {
   m.impl("grouped_mlp__nvfp4_forward", TORCH_BOX(&forward));
-  m.impl("grouped_mlp__nvfp4_backward", TORCH_BOX(&backward));
+  m.impl("grouped_mlp__nvfp4_backward_1", TORCH_BOX(&backward_1));
+  m.impl("grouped_mlp__nvfp4_backward_2", TORCH_BOX(&backward_2));
+  m.impl("grouped_mlp__nvfp4_backward_3", TORCH_BOX(&backward_3));
+  m.impl("grouped_mlp__nvfp4_backward_4", TORCH_BOX(&backward_4));
 }

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:6b480a5e4da6be5a
+# checksum sha256:3019c181ea0144e4
 """grouped_mlp__mxfp8 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -37,29 +37,62 @@ OPS = (
         ),
     ),
     Op(
-        name="grouped_mlp__mxfp8_backward",
+        name="grouped_mlp__mxfp8_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-            "Tensor? x_columnwise, Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        flags=6,
+        mutated=0,
+        saved=(3, 4),
+        asked=(4, 32, 27),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__mxfp8_backward_2",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "probs", "h", "da"),
+        flags=4,
+        mutated=0,
+        saved=(3,),
+        asked=(4, 8, 1, 1, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__mxfp8_backward_3",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+            "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=("dy", "split_sizes", "fc1_weight", "dh_rowwise", "dh_rowwise_scale"),
+        flags=1,
+        mutated=0,
+        saved=(),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__mxfp8_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor dh_columnwise, Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
         ),
-        flags=6,
+        flags=1,
         mutated=0,
-        saved=(4, 6, 7, 8, 9),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(2, 3),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:d2d4cbd70f6b36ef
+// checksum sha256:36179e44d8717abc
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -324,17 +324,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
-    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -350,9 +348,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
@@ -366,22 +361,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
+      : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
@@ -389,10 +374,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
 
@@ -404,19 +385,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dprobs;
@@ -425,7 +399,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 34> lives{{
+  std::optional<Tensor> dh_rowwise;
+  if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy);
+  std::optional<Tensor> dh_rowwise_scale;
+  if (need_dx) dh_rowwise_scale = empty({E}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_columnwise;
+  if (need_dfc1_weight) dh_columnwise =
+      empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy);
+  std::optional<Tensor> dh_columnwise_scale;
+  if (need_dfc1_weight) dh_columnwise_scale = empty({E}, ScalarType::Float, dy);
+  const std::array<Lifetime, 21> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
       // dy_columnwise
@@ -449,32 +432,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       // a_columnwise_decoded
       {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
       {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 10, 12},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 10, 14},  // dh_rowwise_scale
-      // dh_columnwise
-      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 10, 15},
-      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 10, 17},  // dh_columnwise_scale
       {need_dh_copies ? padded(4 * E) : kUnwanted, 10, 10},  // dh_amax
       {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 10, 10},  // dh_partial_amax
       // dh_row_sums
       {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
-      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 11, 13},  // fc1_weight_columnwise
-      {need_dx ? padded(4 * E) : kUnwanted, 11, 14},  // fc1_weight_columnwise_scale
-      {need_dx ? padded(4 * E) : kUnwanted, 11, 11},  // fc1_weight_amax
-      {need_dx ? padded(4 * 384 * E) : kUnwanted, 11, 11},  // fc1_weight_partial_amax
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 12, 14},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 13, 14},  // fc1_weight_columnwise_decoded
-      // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 15, 17},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 15, 17},  // dh_padded_sizes
-      // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 16, 17},
   }};
   const std::array regions{
       region(dfc2_weight, /*before=*/8),
       region(dfc1_bias, /*before=*/10),
-      region(dx, /*before=*/14),
-      region(dfc1_weight, /*before=*/17),
+      region(dh_rowwise, /*before=*/10),
+      region(dh_columnwise, /*before=*/10),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -495,22 +462,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_padded_sizes = workspace[15];
   void* const a_columnwise_decoded = workspace[16];
   void* const dh = workspace[17];
-  void* const dh_rowwise = workspace[18];
-  void* const dh_rowwise_scale = workspace[19];
-  void* const dh_columnwise = workspace[20];
-  void* const dh_columnwise_scale = workspace[21];
-  void* const dh_amax = workspace[22];
-  void* const dh_partial_amax = workspace[23];
-  void* const dh_row_sums = workspace[24];
-  void* const fc1_weight_columnwise = workspace[25];
-  void* const fc1_weight_columnwise_scale = workspace[26];
-  void* const fc1_weight_amax = workspace[27];
-  void* const fc1_weight_partial_amax = workspace[28];
-  void* const dh_rowwise_decoded = workspace[29];
-  void* const fc1_weight_columnwise_decoded = workspace[30];
-  void* const dh_columnwise_decoded = workspace[31];
-  void* const dh_padded_sizes = workspace[32];
-  void* const x_columnwise_decoded = workspace[33];
+  void* const dh_amax = workspace[18];
+  void* const dh_partial_amax = workspace[19];
+  void* const dh_row_sums = workspace[20];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
@@ -687,124 +641,245 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
-  //     fc1_weight_amax, fc1_weight_partial_amax
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      arguments.amax = floats(writable(fc1_weight_amax));
-      arguments.partial_amax = floats(fc1_weight_partial_amax);
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
+  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+      dh_columnwise_scale};
+}
+
+Tensor backward_2(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[E]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, E, "E (num_groups)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const Tensor dx = empty({T, H}, io, dy);
+  const std::array<Lifetime, 6> lives{{
+      {padded(E * H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
+      {padded(4 * E), 1, 4},  // fc1_weight_columnwise_scale
+      {padded(4 * E), 1, 1},  // fc1_weight_amax
+      {padded(4 * 384 * E), 1, 1},  // fc1_weight_partial_amax
+      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
+      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+  }};
+  const std::array regions{
+      region(dx, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const fc1_weight_amax = workspace[2];
+  void* const fc1_weight_partial_amax = workspace[3];
+  void* const dh_rowwise_decoded = workspace[4];
+  void* const fc1_weight_columnwise_decoded = workspace[5];
+
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax,
+  //    fc1_weight_partial_amax
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = E;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.amax = floats(writable(fc1_weight_amax));
+    arguments.partial_amax = floats(fc1_weight_partial_amax);
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 12. dequantize: dh_rowwise -> dh_rowwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_rowwise);
-      arguments.output = writable(dh_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 13. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise);
-      arguments.output = writable(fc1_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = H;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(fc1_weight_columnwise);
+    arguments.output = writable(fc1_weight_columnwise_decoded);
+    arguments.matrices = E;
+    arguments.lines = H;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-  //     fc1_weight_columnwise_scale, split_sizes -> dx
-  if (need_dx) {
-    check(kCell,
-          gemm_decoded_mma_dgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-              },
-              stream));
+  // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  //    fc1_weight_columnwise_scale, split_sizes -> dx
+  check(kCell,
+        gemm_decoded_mma_dgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dx),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+            },
+            stream));
+  return dx;
+}
+
+Tensor backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    Tensor dh_columnwise,
+    Tensor dh_columnwise_scale,
+    bool /*need_dfc1_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
+      "[2 * F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[E]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = extent(dh_columnwise, -2) / 2;
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, E, "E (num_groups)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      {padded(2 * 32 * (T / 32 + E) * 2 * F), 1, 3},  // dh_columnwise_decoded
+      {padded(8 * E), 1, 3},  // dh_padded_sizes
+      {padded(2 * 32 * (T / 32 + E) * H), 2, 3},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_columnwise_decoded = workspace[0];
+  void* const dh_padded_sizes = workspace[1];
+  void* const x_columnwise_decoded = workspace[2];
+
+  // 1. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(dh_columnwise_dense);
+    arguments.output = writable(dh_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.padded_sizes = integers(writable(dh_padded_sizes));
+    arguments.rows = T;
+    arguments.columns = 2 * F;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell, dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 15. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
-  if (need_dfc1_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dh_columnwise);
-      arguments.output = writable(dh_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dh_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = 2 * F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(x_columnwise_dense);
+    arguments.output = writable(x_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.rows = T;
+    arguments.columns = H;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell, dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 16. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-  if (need_dfc1_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(x_columnwise_dense);
-      arguments.output = writable(x_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-  //     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
-                      /*group_sizes=*/integers(pointer(dh_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  return {dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias};
+  // 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  //    x_columnwise_scale, dh_padded_sizes -> dfc1_weight
+  check(kCell,
+        gemm_decoded_mma_wgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                    /*group_sizes=*/integers(pointer(dh_padded_sizes)),
+                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+            },
+            stream));
+  return dfc1_weight;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("grouped_mlp__fp8_current_forward", TORCH_BOX(&forward));
-  m.impl("grouped_mlp__fp8_current_backward", TORCH_BOX(&backward));
+  m.impl("grouped_mlp__fp8_current_backward_1", TORCH_BOX(&backward_1));
+  m.impl("grouped_mlp__fp8_current_backward_2", TORCH_BOX(&backward_2));
+  m.impl("grouped_mlp__fp8_current_backward_3", TORCH_BOX(&backward_3));
 }

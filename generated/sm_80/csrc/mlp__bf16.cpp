@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 //      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 //      specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:dac82045c254fd26
+// checksum sha256:22abd04659295da0
 // The MLP of a dense transformer layer, with GELU: one call per direction.
 
 #include "dispatch/gemm_mma_dgrad.h"
@@ -119,31 +119,18 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
   return {y, h, a_kept};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> a,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
     bool need_dfc1_bias,
-    bool need_dfc2_bias) {
+    bool /*need_dfc2_bias*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
   check_device(kCell, "a", given(a), "dy", dy);
   check_same_dtype(kCell, "a", given(a), "dy", dy);
   check_rank(kCell, "a", given(a), 1, false, "[T..., F]");
@@ -152,12 +139,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) : h ? extent(*h, -1) : a ? extent(*a, -1)
-      : fc2_weight ? extent(*fc2_weight, -1) : 0;
-  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1) : 0;
   check_leading(kCell, "a", given(a), 1, T, "T (tokens)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
@@ -169,33 +151,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto a_dense = dense(a);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({H, F}, io, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 4},  // da
-      {need_da ? padded(2 * T * F) : kUnwanted, 4, 7},  // dh
-  }};
-  const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc1_weight, /*before=*/6),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const da = workspace[0];
-  void* const dh = workspace[1];
+  std::optional<Tensor> da;
+  if (need_da) da = empty_rows(dy, 1, {F}, io);
 
   // 1. gemm dgrad: dy, fc2_weight -> da
   if (need_da) {
@@ -233,7 +195,47 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 3. column_sum: dy -> dfc2_bias
+  return {dfc2_weight, da};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    std::optional<Tensor> da,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = h ? extent(*h, -1) : da ? extent(*da, -1) : 0;
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  const bool need_dh = need_dx || need_dfc1_weight || need_dfc1_bias;
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
+  std::optional<Tensor> dh;
+  if (need_dh) dh = empty_rows(dy, 1, {F}, io);
+
+  // 1. column_sum: dy -> dfc2_bias
   if (need_dfc2_bias) {
     check(kCell,
           group_sum(io,
@@ -247,13 +249,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
+  // 2. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
   //    3))))
-  if (need_da) {
+  if (need_dh) {
     check(kCell,
           pointwise_gelu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense)},
+                  /*operands=*/{pointer(da_dense), pointer(h_dense)},
                   /*results=*/{writable(dh)},
                   /*scalars=*/{},
                   /*rows=*/T,
@@ -261,12 +263,61 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. gemm dgrad: dh, fc1_weight -> dx
+  return {dfc2_bias, dh};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 1, false, "[T..., F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = extent(dh, -1);
+  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, F, "F (intermediate)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_leading(kCell, "dh", given(dh), 1, T, "T (tokens)");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto x_dense = dense(x);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_dense = dense(dh);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({F}, io, dy);
+
+  // 1. gemm dgrad: dh, fc1_weight -> dx
   if (need_dx) {
     check(kCell,
           gemm_mma_dgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(fc1_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dx),
@@ -279,12 +330,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. gemm wgrad: dh, x -> dfc1_weight
+  // 2. gemm wgrad: dh, x -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(x_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc1_weight),
@@ -297,12 +348,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 7. column_sum: dh -> dfc1_bias
+  // 3. column_sum: dh -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
               GroupSumArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*out=*/writable(dfc1_bias),
                   /*group_sizes=*/nullptr,
                   /*tokens=*/T,
@@ -311,12 +362,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dfc1_weight, dfc1_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("mlp__bf16_forward", TORCH_BOX(&forward));
-  m.impl("mlp__bf16_backward", TORCH_BOX(&backward));
+  m.impl("mlp__bf16_backward_1", TORCH_BOX(&backward_1));
+  m.impl("mlp__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("mlp__bf16_backward_3", TORCH_BOX(&backward_3));
 }

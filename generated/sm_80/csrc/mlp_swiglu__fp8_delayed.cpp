@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:45ac7c45e8f2d9e8
+// checksum sha256:7bcb3545532e3937
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -325,16 +325,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
       fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
-    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> fc1_weight_scale_used,
     std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
@@ -345,9 +341,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
@@ -360,15 +353,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
-  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[1]");
@@ -379,18 +363,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+      : h ? extent(*h, -1) / 2 : 0;
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
   check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
@@ -404,22 +382,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dx = need_dx ? empty_rows(dy, 1, {H}, io) : empty({0}, io, dy);
-  const Tensor dfc1_weight = need_dfc1_weight ? empty({2 * F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_weight = need_dfc2_weight ? empty({H, F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 23> lives{{
+  const Tensor dh_rowwise = need_dx
+      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_rowwise_scale = need_dx
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(T, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 13> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 5},  // dy_rowwise_scale
       {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
@@ -434,25 +416,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
       {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
-      {need_dx ? padded(4) : kUnwanted, 9, 13},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 9, 14},  // dh_columnwise
-      {need_dfc1_weight ? padded(4) : kUnwanted, 9, 16},  // dh_columnwise_scale
       // dh_row_sums
       {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
-      {need_dx ? padded(H * align(2 * F, 16)) : kUnwanted, 10, 12},  // fc1_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 10, 13},  // fc1_weight_columnwise_scale
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * 2 * F * H) : kUnwanted, 12, 13},  // fc1_weight_columnwise_decoded
-      // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 14, 16},
-      // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 15, 16},
   }};
   const std::array regions{
       region(dfc2_weight, /*before=*/8),
-      region(dx, /*before=*/13),
-      region(dfc1_weight, /*before=*/16),
+      region(dh_rowwise, /*before=*/9),
+      region(dh_columnwise, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -467,17 +437,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const da = workspace[9];
   void* const dy_columnwise_decoded = workspace[10];
   void* const a_columnwise_decoded = workspace[11];
-  void* const dh_rowwise = workspace[12];
-  void* const dh_rowwise_scale = workspace[13];
-  void* const dh_columnwise = workspace[14];
-  void* const dh_columnwise_scale = workspace[15];
-  void* const dh_row_sums = workspace[16];
-  void* const fc1_weight_columnwise = workspace[17];
-  void* const fc1_weight_columnwise_scale = workspace[18];
-  void* const dh_rowwise_decoded = workspace[19];
-  void* const fc1_weight_columnwise_decoded = workspace[20];
-  void* const dh_columnwise_decoded = workspace[21];
-  void* const x_columnwise_decoded = workspace[22];
+  void* const dh_row_sums = workspace[12];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
@@ -653,114 +613,220 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 10. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-  //     fc1_weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
+  return {dfc2_weight, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+      dh_columnwise_scale};
+}
+
+Tensor backward_2(
+    Tensor dy,
+    std::optional<Tensor> fc1_weight,
+    std::optional<Tensor> fc1_weight_scale_used,
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[1]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 1, "1");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const Tensor dx = empty_rows(dy, 1, {H}, io);
+  const std::array<Lifetime, 4> lives{{
+      {padded(H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
+      {padded(4), 1, 4},  // fc1_weight_columnwise_scale
+      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
+      {padded(2 * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+  }};
+  const std::array regions{
+      region(dx, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const dh_rowwise_decoded = workspace[2];
+  void* const fc1_weight_columnwise_decoded = workspace[3];
+
+  // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 11. dequantize: dh_rowwise -> dh_rowwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_rowwise);
-      arguments.output = writable(dh_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 12. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise);
-      arguments.output = writable(fc1_weight_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(fc1_weight_columnwise);
+    arguments.output = writable(fc1_weight_columnwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = H;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-  //     fc1_weight_columnwise_scale -> dx
-  if (need_dx) {
-    check(kCell,
-          gemm_decoded_mma_dgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
-                      /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-              },
-              stream));
+  // 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  //    fc1_weight_columnwise_scale -> dx
+  check(kCell,
+        gemm_decoded_mma_dgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
+                    /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+            },
+            stream));
+  return dx;
+}
+
+Tensor backward_3(
+    Tensor dy,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    Tensor dh_columnwise,
+    Tensor dh_columnwise_scale,
+    bool /*need_dfc1_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[2 * F, align(T, 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[1]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = extent(dh_columnwise, -2) / 2;
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 1, "1");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const Tensor dfc1_weight = empty({2 * F, H}, io, dy);
+  const std::array<Lifetime, 2> lives{{
+      {padded(2 * align(T, 16) * 2 * F), 1, 3},  // dh_columnwise_decoded
+      {padded(2 * align(T, 16) * H), 2, 3},  // x_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_columnwise_decoded = workspace[0];
+  void* const x_columnwise_decoded = workspace[1];
+
+  // 1. dequantize: dh_columnwise -> dh_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_columnwise_dense);
+    arguments.output = writable(dh_columnwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = 2 * F;
+    arguments.length = align(T, 16);
+    arguments.pitch = align(T, 16);
+    check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 14. dequantize: dh_columnwise -> dh_columnwise_decoded
-  if (need_dfc1_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_columnwise);
-      arguments.output = writable(dh_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = 2 * F;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize: x_columnwise -> x_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(x_columnwise_dense);
+    arguments.output = writable(x_columnwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = H;
+    arguments.length = align(T, 16);
+    arguments.pitch = align(T, 16);
+    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 15. dequantize: x_columnwise -> x_columnwise_decoded
-  if (need_dfc1_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(x_columnwise_dense);
-      arguments.output = writable(x_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 16. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-  //     x_columnwise_scale -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  return {dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  // 3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  //    x_columnwise_scale -> dfc1_weight
+  check(kCell,
+        gemm_decoded_mma_wgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
+                    /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+            },
+            stream));
+  return dfc1_weight;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("mlp_swiglu__fp8_delayed_forward", TORCH_BOX(&forward));
-  m.impl("mlp_swiglu__fp8_delayed_backward", TORCH_BOX(&backward));
+  m.impl("mlp_swiglu__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
+  m.impl("mlp_swiglu__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
+  m.impl("mlp_swiglu__fp8_delayed_backward_3", TORCH_BOX(&backward_3));
 }

@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 //      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:1aae7ed29d762f94
+// checksum sha256:f2b786ca726d89df
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -169,15 +169,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, norm_rstd, n_kept, h_kept, a_kept};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
-    std::optional<Tensor> norm_weight,
-    std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> n,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> a,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
@@ -185,29 +178,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
     bool need_dfc1_bias,
-    bool need_dfc2_bias,
+    bool /*need_dfc2_bias*/,
     double /*norm_eps*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
-  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
-  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
-  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
-  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "n", given(n), "dy", dy);
-  check_same_dtype(kCell, "n", given(n), "dy", dy);
-  check_rank(kCell, "n", given(n), 1, false, "[T..., H]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
   check_device(kCell, "a", given(a), "dy", dy);
   check_same_dtype(kCell, "a", given(a), "dy", dy);
   check_rank(kCell, "a", given(a), 1, false, "[T..., F]");
@@ -216,18 +191,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_leading(kCell, "n", given(n), 1, T, "T (tokens)");
-  check_size(kCell, "n", given(n), -1, H, "H (hidden)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1) : 0;
   check_leading(kCell, "a", given(a), 1, T, "T (tokens)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
@@ -239,43 +203,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
-  const auto norm_weight_dense = dense(norm_weight);
-  const auto norm_rstd_dense = dense(norm_rstd);
-  const auto n_dense = dense(n);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto a_dense = dense(a);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dnorm_weight || need_dfc1_weight || need_dfc1_bias;
-  const bool need_dn = need_dx || need_dnorm_weight;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
-  std::optional<Tensor> dnorm_weight;
-  if (need_dnorm_weight) dnorm_weight = empty({H}, io, dy);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({2 * F, H}, io, dy);
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({H, F}, io, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 4> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 4},  // da
-      {need_da ? padded(2 * T * 2 * F) : kUnwanted, 4, 7},  // dh
-      {need_dn ? padded(2 * T * H) : kUnwanted, 5, 8},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 8, 8},  // dx_partials
-  }};
-  const std::array regions{
-      region(dfc1_weight, /*before=*/6),
-      region(dx, /*before=*/8),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const da = workspace[0];
-  void* const dh = workspace[1];
-  void* const dn = workspace[2];
-  void* const dx_partials = workspace[3];
+  std::optional<Tensor> da;
+  if (need_da) da = empty_rows(dy, 1, {F}, io);
 
   // 1. gemm dgrad: dy, fc2_weight -> da
   if (need_da) {
@@ -313,7 +247,50 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 3. column_sum: dy -> dfc2_bias
+  return {dfc2_weight, da};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    std::optional<Tensor> da,
+    bool need_dx,
+    bool need_dnorm_weight,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias,
+    bool need_dfc2_bias,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = da ? extent(*da, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  const bool need_dh = need_dx || need_dnorm_weight || need_dfc1_weight || need_dfc1_bias;
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
+  std::optional<Tensor> dh;
+  if (need_dh) dh = empty_rows(dy, 1, {2 * F}, io);
+
+  // 1. column_sum: dy -> dfc2_bias
   if (need_dfc2_bias) {
     check(kCell,
           group_sum(io,
@@ -327,12 +304,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-  if (need_da) {
+  // 2. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+  if (need_dh) {
     check(kCell,
           pointwise_swiglu_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense)},
+                  /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense)},
                   /*results=*/{writable(dh), writable(dh)},
                   /*scalars=*/{},
                   /*rows=*/T,
@@ -340,12 +317,95 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. gemm dgrad: dh, fc1_weight -> dn
+  return {dfc2_bias, dh};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    std::optional<Tensor> norm_weight,
+    std::optional<Tensor> norm_rstd,
+    std::optional<Tensor> n,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh,
+    bool need_dx,
+    bool need_dnorm_weight,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
+  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
+  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
+  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
+  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
+  check_device(kCell, "n", given(n), "dy", dy);
+  check_same_dtype(kCell, "n", given(n), "dy", dy);
+  check_rank(kCell, "n", given(n), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 1, false, "[T..., 2 * F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = extent(dh, -1) / 2;
+  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
+  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
+  check_leading(kCell, "n", given(n), 1, T, "T (tokens)");
+  check_size(kCell, "n", given(n), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_leading(kCell, "dh", given(dh), 1, T, "T (tokens)");
+  check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto x_dense = dense(x);
+  const auto norm_weight_dense = dense(norm_weight);
+  const auto norm_rstd_dense = dense(norm_rstd);
+  const auto n_dense = dense(n);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_dense = dense(dh);
+  const bool need_dn = need_dx || need_dnorm_weight;
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dnorm_weight;
+  if (need_dnorm_weight) dnorm_weight = empty({H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({2 * F, H}, io, dy);
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
+  const std::array<Lifetime, 2> lives{{
+      {need_dn ? padded(2 * T * H) : kUnwanted, 1, 4},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 4, 4},  // dx_partials
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dn = workspace[0];
+  void* const dx_partials = workspace[1];
+
+  // 1. gemm dgrad: dh, fc1_weight -> dn
   if (need_dn) {
     check(kCell,
           gemm_mma_dgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(fc1_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dn),
@@ -358,12 +418,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. gemm wgrad: dh, n -> dfc1_weight
+  // 2. gemm wgrad: dh, n -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*b=*/pointer(n_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc1_weight),
@@ -376,12 +436,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 7. column_sum: dh -> dfc1_bias
+  // 3. column_sum: dh -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
               GroupSumArguments{
-                  /*a=*/pointer(dh),
+                  /*a=*/pointer(dh_dense),
                   /*out=*/writable(dfc1_bias),
                   /*group_sizes=*/nullptr,
                   /*tokens=*/T,
@@ -390,7 +450,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 8. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  // 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
   if (need_dn) {
     {
       NormGradArguments arguments{};
@@ -410,12 +470,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, norm_grad(io, arguments, stream));
     }
   }
-  return {dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dnorm_weight, dfc1_weight, dfc1_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("norm_mlp_swiglu__bf16_forward", TORCH_BOX(&forward));
-  m.impl("norm_mlp_swiglu__bf16_backward", TORCH_BOX(&backward));
+  m.impl("norm_mlp_swiglu__bf16_backward_1", TORCH_BOX(&backward_1));
+  m.impl("norm_mlp_swiglu__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("norm_mlp_swiglu__bf16_backward_3", TORCH_BOX(&backward_3));
 }

@@ -5,7 +5,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:887ace816b029bd7
+// checksum sha256:311b8eebab8d52d2
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -310,18 +310,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
-    std::optional<Tensor> norm_weight,
-    std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> n_columnwise,
-    std::optional<Tensor> n_columnwise_scale,
     bool need_dx,
     bool need_dnorm_weight,
     bool need_dfc1_weight,
@@ -332,18 +327,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
-  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
-  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
-  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
-  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
@@ -357,35 +340,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true,
       "[ceildiv(T, 128), F]");
-  check_device(kCell, "n_columnwise", given(n_columnwise), "dy", dy);
-  check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
-  check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 2, true,
-      "[ceildiv(T, 128), H]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
-  check_size(kCell, "n_columnwise", given(n_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -2, ceildiv(T, 128),
-      "ceildiv(T, 128)");
-  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
 
@@ -395,32 +359,29 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
-  const auto norm_weight_dense = dense(norm_weight);
-  const auto norm_rstd_dense = dense(norm_rstd);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto n_columnwise_dense = dense(n_columnwise);
-  const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dnorm_weight || need_dfc1_weight
       || need_dfc1_bias;
-  const bool need_fc1_weight_copies = need_dx || need_dnorm_weight;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
-  std::optional<Tensor> dnorm_weight;
-  if (need_dnorm_weight) dnorm_weight = empty({H}, io, dy);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({2 * F, H}, io, dy);
+  const bool need_dh_rowwise = need_dx || need_dnorm_weight;
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({H, F}, io, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 25> lives{{
+  std::optional<Tensor> dh_rowwise;
+  if (need_dh_rowwise) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_rowwise_scale;
+  if (need_dh_rowwise) dh_rowwise_scale = empty({T, ceildiv(2 * F, 128)}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_columnwise;
+  if (need_dfc1_weight) dh_columnwise = empty({2 * F, align(T, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_columnwise_scale;
+  if (need_dfc1_weight) dh_columnwise_scale =
+      empty({ceildiv(T, 128), 2 * F}, ScalarType::Float, dy);
+  const std::array<Lifetime, 13> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
       {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 3},
@@ -438,33 +399,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
       {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
-      {need_fc1_weight_copies ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
-      // dh_rowwise_scale
-      {need_fc1_weight_copies ? padded(4 * T * ceildiv(2 * F, 128)) : kUnwanted, 9, 11},
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 9, 14},  // dh_columnwise
-      // dh_columnwise_scale
-      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * 2 * F) : kUnwanted, 9, 14},
       // dh_row_sums
       {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
-      // fc1_weight_columnwise
-      {need_fc1_weight_copies ? padded(H * align(2 * F, 16)) : kUnwanted, 10, 12},
-      // fc1_weight_columnwise_scale
-      {need_fc1_weight_copies
-          ? padded(4 * ceildiv(2 * F, 128) * ceildiv(H, 128)) : kUnwanted, 10, 12},
-      {need_fc1_weight_copies ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
-      // fc1_weight_columnwise_decoded
-      {need_fc1_weight_copies ? padded(2 * 2 * F * H) : kUnwanted, 12, 13},
-      {need_fc1_weight_copies ? padded(2 * T * H) : kUnwanted, 13, 17},  // dn
-      // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 14, 16},
-      // n_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 15, 16},
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 17, 17},  // dx_partials
   }};
   const std::array regions{
       region(dfc2_weight, /*before=*/8),
-      region(dfc1_weight, /*before=*/16),
-      region(dx, /*before=*/17),
+      region(dh_rowwise, /*before=*/9),
+      region(dh_rowwise_scale, /*before=*/9),
+      region(dh_columnwise, /*before=*/9),
+      region(dh_columnwise_scale, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -479,19 +422,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const da = workspace[9];
   void* const dy_columnwise_decoded = workspace[10];
   void* const a_columnwise_decoded = workspace[11];
-  void* const dh_rowwise = workspace[12];
-  void* const dh_rowwise_scale = workspace[13];
-  void* const dh_columnwise = workspace[14];
-  void* const dh_columnwise_scale = workspace[15];
-  void* const dh_row_sums = workspace[16];
-  void* const fc1_weight_columnwise = workspace[17];
-  void* const fc1_weight_columnwise_scale = workspace[18];
-  void* const dh_rowwise_decoded = workspace[19];
-  void* const fc1_weight_columnwise_decoded = workspace[20];
-  void* const dn = workspace[21];
-  void* const dh_columnwise_decoded = workspace[22];
-  void* const n_columnwise_decoded = workspace[23];
-  void* const dx_partials = workspace[24];
+  void* const dh_row_sums = workspace[12];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
   //    dy_row_sums
@@ -645,9 +576,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.step.quantize.groups = 1;
       arguments.step.quantize.row_align = 32;
       arguments.step.quantize.power_of_two = true;
-      arguments.step.quantize.rowwise.data = need_fc1_weight_copies
-          ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_fc1_weight_copies
+      arguments.step.quantize.rowwise.data = need_dh_rowwise ? writable(dh_rowwise) : nullptr;
+      arguments.step.quantize.rowwise.scale = need_dh_rowwise
           ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
       arguments.step.quantize.columnwise.data = need_dfc1_weight
@@ -660,78 +590,234 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, pointwise_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  // 10. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-  if (need_fc1_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-    }
+  return {dfc2_weight, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+      dh_columnwise_scale};
+}
+
+Tensor backward_2(
+    Tensor dy,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/,
+    bool /*need_dnorm_weight*/,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
+      "[T, ceildiv(2 * F, 128)]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, ceildiv(2 * F, 128),
+      "ceildiv(2 * F, 128)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const Tensor dn = empty_rows(dy, 1, {H}, io);
+  const std::array<Lifetime, 4> lives{{
+      {padded(H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
+      {padded(4 * ceildiv(2 * F, 128) * ceildiv(H, 128)), 1, 3},  // fc1_weight_columnwise_scale
+      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
+      {padded(2 * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+  }};
+  const std::array regions{
+      region(dn, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const dh_rowwise_decoded = workspace[2];
+  void* const fc1_weight_columnwise_decoded = workspace[3];
+
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.power_of_two = true;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
-  // 11. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-  if (need_fc1_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_rowwise);
-      arguments.scale = pointer(dh_rowwise_scale);
-      arguments.output = writable(dh_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      arguments.scale_line = ceildiv(2 * F, 128);
-      arguments.scale_block = 1;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.scale = pointer(dh_rowwise_scale_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    arguments.scale_line = ceildiv(2 * F, 128);
+    arguments.scale_block = 1;
+    arguments.lines_per_scale = 1;
+    check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
   }
-  // 12. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-  //     -> fc1_weight_columnwise_decoded
-  if (need_fc1_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise);
-      arguments.scale = pointer(fc1_weight_columnwise_scale);
-      arguments.output = writable(fc1_weight_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(H, 128);
-      arguments.lines_per_scale = 128;
-      check(kCell,
-          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  //    -> fc1_weight_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(fc1_weight_columnwise);
+    arguments.scale = pointer(fc1_weight_columnwise_scale);
+    arguments.output = writable(fc1_weight_columnwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = H;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    arguments.scale_line = 1;
+    arguments.scale_block = ceildiv(H, 128);
+    arguments.lines_per_scale = 128;
+    check(kCell, dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dn
-  if (need_fc1_weight_copies) {
-    check(kCell,
-          gemm_decoded_mma_dgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
-                      /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 14. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+  // 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dn
+  check(kCell,
+        gemm_decoded_mma_dgrad(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
+                    /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+            },
+            stream));
+  return dn;
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    std::optional<Tensor> norm_weight,
+    std::optional<Tensor> norm_rstd,
+    std::optional<Tensor> n_columnwise,
+    std::optional<Tensor> n_columnwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    std::optional<Tensor> dn,
+    bool need_dx,
+    bool need_dnorm_weight,
+    bool need_dfc1_weight,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
+  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
+  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
+  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
+  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
+  check_device(kCell, "n_columnwise", given(n_columnwise), "dy", dy);
+  check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
+  check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 2, true,
+      "[ceildiv(T, 128), H]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[2 * F, align(T, 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 2, true,
+      "[ceildiv(T, 128), 2 * F]");
+  check_device(kCell, "dn", given(dn), "dy", dy);
+  check_same_dtype(kCell, "dn", given(dn), "dy", dy);
+  check_rank(kCell, "dn", given(dn), 1, false, "[T..., H]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = dh_columnwise ? extent(*dh_columnwise, -2) / 2
+      : dh_columnwise_scale ? extent(*dh_columnwise_scale, -1) / 2 : 0;
+  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
+  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
+  check_size(kCell, "n_columnwise", given(n_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -2, ceildiv(T, 128),
+      "ceildiv(T, 128)");
+  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, ceildiv(T, 128),
+      "ceildiv(T, 128)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 2 * F, "2 * F");
+  check_leading(kCell, "dn", given(dn), 1, T, "T (tokens)");
+  check_size(kCell, "dn", given(dn), -1, H, "H (hidden)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto x_dense = dense(x);
+  const auto norm_weight_dense = dense(norm_weight);
+  const auto norm_rstd_dense = dense(norm_rstd);
+  const auto n_columnwise_dense = dense(n_columnwise);
+  const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const auto dn_dense = dense(dn);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dnorm_weight;
+  if (need_dnorm_weight) dnorm_weight = empty({H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({2 * F, H}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 1, 3},
+      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 3},  // n_columnwise_decoded
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 4, 4},  // dx_partials
+  }};
+  const std::array regions{
+      region(dx, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dh_columnwise_decoded = workspace[0];
+  void* const n_columnwise_decoded = workspace[1];
+  void* const dx_partials = workspace[2];
+
+  // 1. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(dh_columnwise);
-      arguments.scale = pointer(dh_columnwise_scale);
+      arguments.data = pointer(dh_columnwise_dense);
+      arguments.scale = pointer(dh_columnwise_scale_dense);
       arguments.output = writable(dh_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = 2 * F;
@@ -743,7 +829,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
+  // 2. dequantize: n_columnwise, n_columnwise_scale -> n_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
@@ -760,7 +846,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 16. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded -> dfc1_weight
+  // 3. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad(io,
@@ -773,12 +859,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 17. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-  if (need_fc1_weight_copies) {
+  // 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  if (need_dx || need_dnorm_weight) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);
-      arguments.dy = pointer(dn);
+      arguments.dy = pointer(dn_dense);
       arguments.weight = pointer(norm_weight_dense);
       arguments.rstd = floats(pointer(norm_rstd_dense));
       arguments.add = pointer(dy_dense);
@@ -793,12 +879,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, norm_grad(io, arguments, stream));
     }
   }
-  return {dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dnorm_weight, dfc1_weight};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("norm_mlp_swiglu__fp8_block_forward", TORCH_BOX(&forward));
-  m.impl("norm_mlp_swiglu__fp8_block_backward", TORCH_BOX(&backward));
+  m.impl("norm_mlp_swiglu__fp8_block_backward_1", TORCH_BOX(&backward_1));
+  m.impl("norm_mlp_swiglu__fp8_block_backward_2", TORCH_BOX(&backward_2));
+  m.impl("norm_mlp_swiglu__fp8_block_backward_3", TORCH_BOX(&backward_3));
 }

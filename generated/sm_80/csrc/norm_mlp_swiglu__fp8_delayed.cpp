@@ -5,7 +5,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:5aea228449ffdd8f
+// checksum sha256:022c05c30d759d4a
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -358,19 +358,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
-    std::optional<Tensor> norm_weight,
-    std::optional<Tensor> norm_rstd,
-    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> n_columnwise,
-    std::optional<Tensor> n_columnwise_scale,
-    std::optional<Tensor> fc1_weight_scale_used,
     std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
@@ -383,18 +376,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
-  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
-  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
-  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
-  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
-  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
@@ -407,15 +388,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "n_columnwise", given(n_columnwise), "dy", dy);
-  check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
-  check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
-  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[1]");
@@ -426,22 +398,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : fc1_weight ? extent(*fc1_weight, -2) / 2 : h ? extent(*h, -1) / 2 : 0;
-  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
-  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+      : h ? extent(*h, -1) / 2 : 0;
   check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "n_columnwise", given(n_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
   check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
@@ -455,28 +417,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
-  const auto norm_weight_dense = dense(norm_weight);
-  const auto norm_rstd_dense = dense(norm_rstd);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto n_columnwise_dense = dense(n_columnwise);
-  const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
-  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
   const bool need_fc2_weight_copies = need_dx || need_dnorm_weight || need_dfc1_weight
       || need_dfc1_bias;
-  const bool need_fc1_weight_copies = need_dx || need_dnorm_weight;
-  const Tensor dx = need_dx ? empty_rows(dy, 1, {H}, io) : empty({0}, io, dy);
-  const Tensor dnorm_weight = need_dnorm_weight ? empty({H}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc1_weight = need_dfc1_weight ? empty({2 * F, H}, io, dy) : empty({0}, io, dy);
+  const bool need_dh_rowwise = need_dx || need_dnorm_weight;
   const Tensor dfc2_weight = need_dfc2_weight ? empty({H, F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 25> lives{{
+  const Tensor dh_rowwise = need_dh_rowwise
+      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_rowwise_scale = need_dh_rowwise
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(T, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 13> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 5},  // dy_rowwise_scale
       {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
@@ -491,29 +453,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
       {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
       {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
-      {need_fc1_weight_copies ? padded(T * align(2 * F, 16)) : kUnwanted, 9, 11},  // dh_rowwise
-      {need_fc1_weight_copies ? padded(4) : kUnwanted, 9, 13},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(2 * F * align(T, 16)) : kUnwanted, 9, 14},  // dh_columnwise
-      {need_dfc1_weight ? padded(4) : kUnwanted, 9, 16},  // dh_columnwise_scale
       // dh_row_sums
       {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
-      // fc1_weight_columnwise
-      {need_fc1_weight_copies ? padded(H * align(2 * F, 16)) : kUnwanted, 10, 12},
-      {need_fc1_weight_copies ? padded(4) : kUnwanted, 10, 13},  // fc1_weight_columnwise_scale
-      {need_fc1_weight_copies ? padded(2 * T * 2 * F) : kUnwanted, 11, 13},  // dh_rowwise_decoded
-      // fc1_weight_columnwise_decoded
-      {need_fc1_weight_copies ? padded(2 * 2 * F * H) : kUnwanted, 12, 13},
-      {need_fc1_weight_copies ? padded(2 * T * H) : kUnwanted, 13, 17},  // dn
-      // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 14, 16},
-      // n_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 15, 16},
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 17, 17},  // dx_partials
   }};
   const std::array regions{
       region(dfc2_weight, /*before=*/8),
-      region(dfc1_weight, /*before=*/16),
-      region(dx, /*before=*/17),
+      region(dh_rowwise, /*before=*/9),
+      region(dh_columnwise, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -528,19 +474,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const da = workspace[9];
   void* const dy_columnwise_decoded = workspace[10];
   void* const a_columnwise_decoded = workspace[11];
-  void* const dh_rowwise = workspace[12];
-  void* const dh_rowwise_scale = workspace[13];
-  void* const dh_columnwise = workspace[14];
-  void* const dh_columnwise_scale = workspace[15];
-  void* const dh_row_sums = workspace[16];
-  void* const fc1_weight_columnwise = workspace[17];
-  void* const fc1_weight_columnwise_scale = workspace[18];
-  void* const dh_rowwise_decoded = workspace[19];
-  void* const fc1_weight_columnwise_decoded = workspace[20];
-  void* const dn = workspace[21];
-  void* const dh_columnwise_decoded = workspace[22];
-  void* const n_columnwise_decoded = workspace[23];
-  void* const dx_partials = workspace[24];
+  void* const dh_row_sums = workspace[12];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
@@ -695,9 +629,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.step.quantize.columns = 2 * F;
       arguments.step.quantize.groups = 1;
       arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.rowwise.data = need_fc1_weight_copies
-          ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_fc1_weight_copies
+      arguments.step.quantize.rowwise.data = need_dh_rowwise ? writable(dh_rowwise) : nullptr;
+      arguments.step.quantize.rowwise.scale = need_dh_rowwise
           ? writable(dh_rowwise_scale) : nullptr;
       arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
       arguments.step.quantize.columnwise.data = need_dfc1_weight
@@ -718,71 +651,224 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, pointwise_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 10. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-  //     fc1_weight_columnwise_scale
-  if (need_fc1_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = 1;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
+  return {dfc2_weight, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+      dh_columnwise_scale};
+}
+
+Tensor backward_2(
+    Tensor dy,
+    std::optional<Tensor> fc1_weight,
+    std::optional<Tensor> fc1_weight_scale_used,
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/,
+    bool /*need_dnorm_weight*/,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[2 * F, H]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[1]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 1, "1");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const Tensor dn = empty_rows(dy, 1, {H}, io);
+  const std::array<Lifetime, 4> lives{{
+      {padded(H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
+      {padded(4), 1, 4},  // fc1_weight_columnwise_scale
+      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
+      {padded(2 * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+  }};
+  const std::array regions{
+      region(dn, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const dh_rowwise_decoded = workspace[2];
+  void* const fc1_weight_columnwise_decoded = workspace[3];
+
+  // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = 1;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 11. dequantize: dh_rowwise -> dh_rowwise_decoded
-  if (need_fc1_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_rowwise);
-      arguments.output = writable(dh_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
+  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
   }
-  // 12. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-  if (need_fc1_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise);
-      arguments.output = writable(fc1_weight_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
+  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(fc1_weight_columnwise);
+    arguments.output = writable(fc1_weight_columnwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = H;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 13. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-  //     fc1_weight_columnwise_scale -> dn
-  if (need_fc1_weight_copies) {
-    check(kCell,
-          gemm_decoded_mma_dgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
-                      /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 14. dequantize: dh_columnwise -> dh_columnwise_decoded
+  // 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  //    fc1_weight_columnwise_scale -> dn
+  check(kCell,
+        gemm_decoded_mma_dgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dn), /*group_sizes=*/nullptr, /*tokens=*/T,
+                    /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+            },
+            stream));
+  return dn;
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> x,
+    std::optional<Tensor> norm_weight,
+    std::optional<Tensor> norm_rstd,
+    std::optional<Tensor> n_columnwise,
+    std::optional<Tensor> n_columnwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    std::optional<Tensor> dn,
+    bool need_dx,
+    bool need_dnorm_weight,
+    bool need_dfc1_weight,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 1, false, "[T..., H]");
+  check_device(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_same_dtype(kCell, "norm_weight", given(norm_weight), "dy", dy);
+  check_rank(kCell, "norm_weight", given(norm_weight), 1, true, "[H]");
+  check_device(kCell, "norm_rstd", given(norm_rstd), "dy", dy);
+  check_dtype(kCell, "norm_rstd", given(norm_rstd), ScalarType::Float);
+  check_rank(kCell, "norm_rstd", given(norm_rstd), 0, false, "[T...]");
+  check_device(kCell, "n_columnwise", given(n_columnwise), "dy", dy);
+  check_dtype(kCell, "n_columnwise", given(n_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "n_columnwise", given(n_columnwise), 2, true, "[H, align(T, 16)]");
+  check_device(kCell, "n_columnwise_scale", given(n_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "n_columnwise_scale", given(n_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "n_columnwise_scale", given(n_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[2 * F, align(T, 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "dn", given(dn), "dy", dy);
+  check_same_dtype(kCell, "dn", given(dn), "dy", dy);
+  check_rank(kCell, "dn", given(dn), 1, false, "[T..., H]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = dh_columnwise ? extent(*dh_columnwise, -2) / 2 : 0;
+  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
+  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
+  check_size(kCell, "norm_weight", given(norm_weight), -1, H, "H (hidden)");
+  check_leading(kCell, "norm_rstd", given(norm_rstd), 0, T, "T (tokens)");
+  check_size(kCell, "n_columnwise", given(n_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "n_columnwise", given(n_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "n_columnwise_scale", given(n_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 1, "1");
+  check_leading(kCell, "dn", given(dn), 1, T, "T (tokens)");
+  check_size(kCell, "dn", given(dn), -1, H, "H (hidden)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto x_dense = dense(x);
+  const auto norm_weight_dense = dense(norm_weight);
+  const auto norm_rstd_dense = dense(norm_rstd);
+  const auto n_columnwise_dense = dense(n_columnwise);
+  const auto n_columnwise_scale_dense = dense(n_columnwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const auto dn_dense = dense(dn);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dnorm_weight;
+  if (need_dnorm_weight) dnorm_weight = empty({H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({2 * F, H}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * align(T, 16) * 2 * F) : kUnwanted, 1, 3},
+      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 3},  // n_columnwise_decoded
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 4, 4},  // dx_partials
+  }};
+  const std::array regions{
+      region(dx, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dh_columnwise_decoded = workspace[0];
+  void* const n_columnwise_decoded = workspace[1];
+  void* const dx_partials = workspace[2];
+
+  // 1. dequantize: dh_columnwise -> dh_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
-      arguments.data = pointer(dh_columnwise);
+      arguments.data = pointer(dh_columnwise_dense);
       arguments.output = writable(dh_columnwise_decoded);
       arguments.matrices = 1;
       arguments.lines = 2 * F;
@@ -791,7 +877,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 15. dequantize: n_columnwise -> n_columnwise_decoded
+  // 2. dequantize: n_columnwise -> n_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeArguments arguments{};
@@ -804,8 +890,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 16. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
-  //     n_columnwise_scale -> dfc1_weight
+  // 3. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
+  //    n_columnwise_scale -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad_tensor_tensor(io,
@@ -815,17 +901,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
                       /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
                   /*scale_b=*/floats(pointer(n_columnwise_scale_dense)),
               },
               stream));
   }
-  // 17. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-  if (need_fc1_weight_copies) {
+  // 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  if (need_dx || need_dnorm_weight) {
     {
       NormGradArguments arguments{};
       arguments.x = pointer(x_dense);
-      arguments.dy = pointer(dn);
+      arguments.dy = pointer(dn_dense);
       arguments.weight = pointer(norm_weight_dense);
       arguments.rstd = floats(pointer(norm_rstd_dense));
       arguments.add = pointer(dy_dense);
@@ -840,12 +926,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, norm_grad(io, arguments, stream));
     }
   }
-  return {dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dnorm_weight, dfc1_weight};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("norm_mlp_swiglu__fp8_delayed_forward", TORCH_BOX(&forward));
-  m.impl("norm_mlp_swiglu__fp8_delayed_backward", TORCH_BOX(&backward));
+  m.impl("norm_mlp_swiglu__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
+  m.impl("norm_mlp_swiglu__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
+  m.impl("norm_mlp_swiglu__fp8_delayed_backward_3", TORCH_BOX(&backward_3));
 }

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:67a4b8c1ce0c98ba
+# checksum sha256:008bbeea931105a6
 """grouped_mlp__fp8_block__cached_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -286,21 +286,17 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor,
-    fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -318,24 +314,6 @@ def check_backward(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 128 + E, F]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
-    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.uint8)
-    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 3, "[E, H, align(2 * F, 16)]")
-    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
-    checks.rank(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        3,
-        "[E, ceildiv(2 * F, 128), ceildiv(H, 128)]",
-    )
     checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
     checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.uint8)
     checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
@@ -366,46 +344,6 @@ def check_backward(
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, F, "F (intermediate)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise",
-        fc1_weight_columnwise,
-        -1,
-        -(-(2 * F) // 16) * 16,
-        "align(2 * F, 16)",
-    )
-    checks.size(
-        CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -3, E, "E (num_groups)"
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -2,
-        -(-(2 * F) // 128),
-        "ceildiv(2 * F, 128)",
-    )
-    checks.size(
-        CELL,
-        "fc1_weight_columnwise_scale",
-        fc1_weight_columnwise_scale,
-        -1,
-        -(-H // 128),
-        "ceildiv(H, 128)",
-    )
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
         CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
@@ -433,17 +371,13 @@ def check_backward(
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
     h: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    fc1_weight_columnwise: Tensor,
-    fc1_weight_columnwise_scale: Tensor,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     need_dx: bool,
@@ -453,10 +387,17 @@ def backward(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
 ) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
 ]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
+    """The backward_1 program, step by step."""
+    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
         dh_columnwise_copy
     ) = steps.ABSENT
     T = dy.shape[-2]
@@ -520,40 +461,221 @@ def backward(
     # 9. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 12. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy,
-            quantized.Operand(
-                fc1_weight_columnwise.view(torch.float8_e4m3fn),
-                fc1_weight_columnwise_scale,
-                WEIGHT,
-                (E, 2 * F, H),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 15. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
-    #     -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.grouped_gemm_wgrad(
-            dh_columnwise_copy,
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
     return (
-        dx,
-        dfc1_weight,
         dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
+        dh_rowwise_copy.data if need_dx else None,
+        dh_rowwise_copy.scale if need_dx else None,
+        dh_columnwise_copy.data if need_dfc1_weight else None,
+        dh_columnwise_copy.scale if need_dfc1_weight else None,
     )
+
+
+def check_backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight_columnwise: Tensor,
+    fc1_weight_columnwise_scale: Tensor,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    fc2_weight_columnwise: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, torch.uint8)
+    checks.rank(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, 3, "[E, H, align(2 * F, 16)]")
+    checks.device(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, torch.float32)
+    checks.rank(
+        CELL,
+        "fc1_weight_columnwise_scale",
+        fc1_weight_columnwise_scale,
+        3,
+        "[E, ceildiv(2 * F, 128), ceildiv(H, 128)]",
+    )
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(2 * F, 128)]")
+    checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
+    checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.uint8)
+    checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_columnwise", fc1_weight_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "fc1_weight_columnwise",
+        fc1_weight_columnwise,
+        -1,
+        -(-(2 * F) // 16) * 16,
+        "align(2 * F, 16)",
+    )
+    checks.size(
+        CELL, "fc1_weight_columnwise_scale", fc1_weight_columnwise_scale, -3, E, "E (num_groups)"
+    )
+    checks.size(
+        CELL,
+        "fc1_weight_columnwise_scale",
+        fc1_weight_columnwise_scale,
+        -2,
+        -(-(2 * F) // 128),
+        "ceildiv(2 * F, 128)",
+    )
+    checks.size(
+        CELL,
+        "fc1_weight_columnwise_scale",
+        fc1_weight_columnwise_scale,
+        -1,
+        -(-H // 128),
+        "ceildiv(H, 128)",
+    )
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
+    checks.size(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-(2 * F) // 128), "ceildiv(2 * F, 128)"
+    )
+    checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
+    checks.size(
+        CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
+    )
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight_columnwise: Tensor,
+    fc1_weight_columnwise_scale: Tensor,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    fc2_weight_columnwise: Tensor,
+) -> Tensor:
+    """The backward_2 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    # 3. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
+        ),
+        quantized.Operand(
+            fc1_weight_columnwise.view(torch.float8_e4m3fn),
+            fc1_weight_columnwise_scale,
+            WEIGHT,
+            (E, 2 * F, H),
+            columnwise=True,
+            layout=LAYOUT,
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[T // 128 + E, 2 * F]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
+    checks.size(
+        CELL,
+        "dh_columnwise",
+        dh_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    # 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes
+    #    -> dfc1_weight
+    dfc1_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dh_columnwise,
+            dh_columnwise_scale,
+            GRAD_OUTPUT,
+            (T, 2 * F),
+            columnwise=True,
+            layout=LAYOUT,
+        ),
+        quantized.Operand(
+            x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc1_weight
 
 
 def check_refresh(

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:cbeae0af33695875
+# checksum sha256:74cac3d627444159
 """grouped_mlp__fp8_delayed__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -301,21 +301,17 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_input_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -324,24 +320,12 @@ def check_backward(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
     checks.device(CELL, "fc2_input_scale_used", fc2_input_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_input_scale_used", fc2_input_scale_used, torch.float32)
     checks.rank(CELL, "fc2_input_scale_used", fc2_input_scale_used, 1, "[E]")
@@ -355,34 +339,12 @@ def check_backward(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_input_scale_used", fc2_input_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
@@ -391,16 +353,12 @@ def check_backward(
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
     fc2_input_scale_used: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
@@ -410,15 +368,13 @@ def backward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = (
-        fc2_weight_columnwise_copy
-    ) = da = a = a_columnwise_copy = dh = dh_rowwise_copy = dh_columnwise_copy = (
-        fc1_grad_output_amax_history
-    ) = fc1_grad_output_scale = fc1_weight_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    H = dy.shape[-1]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = a = (
+        a_columnwise_copy
+    ) = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
+        fc1_grad_output_scale
+    ) = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
@@ -512,41 +468,15 @@ def backward(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 13. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-    #     fc1_weight_columnwise_scale
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight,
-            WEIGHT,
-            rowwise=False,
-            columnwise=True,
-            scale=fc1_weight_scale_used,
-            layout=LAYOUT,
-        )
-    # 16. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-    #     fc1_weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 19. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-    #     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.grouped_gemm_wgrad(
-            dh_columnwise_copy,
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
     return (
-        dx if need_dx else dy.new_empty(0),
-        dfc1_weight if need_dfc1_weight else dy.new_empty(0),
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
+        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
@@ -554,6 +484,169 @@ def backward(
             fc1_grad_output_scale,
         ),
     )
+
+
+def check_backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    """The backward_2 program, step by step."""
+    T = dy.shape[-2]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight,
+        WEIGHT,
+        rowwise=False,
+        columnwise=True,
+        scale=fc1_weight_scale_used,
+        layout=LAYOUT,
+    )
+    # 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
+    checks.size(
+        CELL,
+        "dh_columnwise",
+        dh_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    # 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+    #    x_columnwise_scale, dh_padded_sizes -> dfc1_weight
+    dfc1_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dh_columnwise,
+            dh_columnwise_scale,
+            GRAD_OUTPUT,
+            (T, 2 * F),
+            columnwise=True,
+            layout=LAYOUT,
+        ),
+        quantized.Operand(
+            x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc1_weight
 
 
 def exact(

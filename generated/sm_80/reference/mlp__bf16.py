@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:bb8c4affd272f18e
+# checksum sha256:8e561ef937d63f03
 """mlp__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -103,26 +103,14 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
-    x: Tensor | None,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     a: Tensor | None,
     fc2_weight: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "x", x, "dy", dy)
-    checks.same_dtype(CELL, "x", x, "dy", dy)
-    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., F]", exact=False)
     checks.device(CELL, "a", a, "dy", dy)
     checks.same_dtype(CELL, "a", a, "dy", dy)
     checks.rank(CELL, "a", a, 1, "[T..., F]", exact=False)
@@ -131,32 +119,15 @@ def check_backward(
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else a.shape[-1]
-        if a is not None
-        else fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else 0
-    )
-    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
-    checks.size(CELL, "x", x, -1, H, "H (hidden)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
     checks.leading(CELL, "a", a, 1, T, "T (tokens)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
-    x: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
     a: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     need_dx: bool,
@@ -164,30 +135,108 @@ def backward(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = da = dh = steps.ABSENT
-    need_da = need_dx or need_dfc1_weight or need_dfc1_bias
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = da = steps.ABSENT
     # 1. gemm dgrad: dy, fc2_weight -> da
-    if need_da:
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
         da = steps.gemm_dgrad(dy, fc2_weight)
     # 2. gemm wgrad: dy, a -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = steps.gemm_wgrad(dy, a)
-    # 3. column_sum: dy -> dfc2_bias
+    return dfc2_weight, da
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: steps.IfAsked,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dfc2_bias = dh = steps.ABSENT
+    # 1. column_sum: dy -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 4. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
+    # 2. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
     #    3))))
-    if need_da:
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh = _act_backward(da, h)
-    # 5. gemm dgrad: dh, fc1_weight -> dx
+    return dfc2_bias, dh
+
+
+def check_backward_3(
+    dy: Tensor,
+    x: Tensor | None,
+    fc1_weight: Tensor | None,
+    dh: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "x", x, "dy", dy)
+    checks.same_dtype(CELL, "x", x, "dy", dy)
+    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[F, H]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh.shape[-1]
+    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
+    checks.size(CELL, "x", x, -1, H, "H (hidden)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, F, "F (intermediate)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.leading(CELL, "dh", dh, 1, T, "T (tokens)")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_3(
+    dy: Tensor,
+    x: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
+    dh: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dx = dfc1_weight = dfc1_bias = steps.ABSENT
+    # 1. gemm dgrad: dh, fc1_weight -> dx
     if need_dx:
         dx = steps.gemm_dgrad(dh, fc1_weight)
-    # 6. gemm wgrad: dh, x -> dfc1_weight
+    # 2. gemm wgrad: dh, x -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = steps.gemm_wgrad(dh, x)
-    # 7. column_sum: dh -> dfc1_bias
+    # 3. column_sum: dh -> dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    return dx, dfc1_weight, dfc1_bias

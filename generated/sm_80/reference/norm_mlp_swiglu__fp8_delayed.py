@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5c5882eb7516f28a
+# checksum sha256:ca2d0ed3c0ebe58b
 """norm_mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -301,37 +301,18 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "x", x, "dy", dy)
-    checks.same_dtype(CELL, "x", x, "dy", dy)
-    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "norm_weight", norm_weight, "dy", dy)
-    checks.same_dtype(CELL, "norm_weight", norm_weight, "dy", dy)
-    checks.rank(CELL, "norm_weight", norm_weight, 1, "[H]")
-    checks.device(CELL, "norm_rstd", norm_rstd, "dy", dy)
-    checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
-    checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
@@ -344,15 +325,6 @@ def check_backward(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "n_columnwise", n_columnwise, "dy", dy)
-    checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
-    checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
-    checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[1]")
@@ -367,27 +339,15 @@ def check_backward(
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
-    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
-    checks.size(CELL, "x", x, -1, H, "H (hidden)")
-    checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.leading(CELL, "h", h, 1, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "n_columnwise", n_columnwise, -2, H, "H (hidden)")
-    checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
@@ -395,19 +355,12 @@ def check_backward(
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
-    x: steps.IfAsked,
-    norm_weight: steps.IfAsked,
-    norm_rstd: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    n_columnwise: steps.IfAsked,
-    n_columnwise_scale: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
@@ -417,28 +370,23 @@ def backward(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dnorm_weight = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = (
-        fc2_weight_columnwise_copy
-    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = fc1_weight_columnwise_copy = dn = steps.ABSENT
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
+        dh_rowwise_copy
+    ) = dh_columnwise_copy = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-    need_fc1_weight_copies = need_dx or need_dnorm_weight
+    need_dh_rowwise = need_dx or need_dnorm_weight
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -500,7 +448,7 @@ def backward(
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             steps.rows(dh),
             GRAD_OUTPUT,
-            rowwise=need_fc1_weight_copies,
+            rowwise=need_dh_rowwise,
             columnwise=need_dfc1_weight,
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
@@ -517,45 +465,14 @@ def backward(
             GRAD_OUTPUT,
             grouped=False,
         )
-    # 11. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-    #     fc1_weight_columnwise_scale
-    if need_fc1_weight_copies:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight,
-            WEIGHT,
-            rowwise=False,
-            columnwise=True,
-            scale=fc1_weight_scale_used,
-            layout=LAYOUT,
-        )
-    # 14. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-    #     fc1_weight_columnwise_scale -> dn
-    if need_fc1_weight_copies:
-        dn = steps.with_leading(
-            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 17. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
-    #     n_columnwise_scale -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.gemm_wgrad(
-            dh_columnwise_copy,
-            quantized.Operand(
-                n_columnwise, n_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
-        )
-    # 18. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-    if need_fc1_weight_copies:
-        dx, dnorm_weight = norms.norm_grad_rms(
-            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
-        )
     return (
-        dx if need_dx else dy.new_empty(0),
-        dnorm_weight if need_dnorm_weight else dy.new_empty(0),
-        dfc1_weight if need_dfc1_weight else dy.new_empty(0),
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dh_rowwise_copy.data if need_dh_rowwise else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_rowwise_copy.scale if need_dh_rowwise else dy.new_empty(0, dtype=torch.float32),
+        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
@@ -563,6 +480,186 @@ def backward(
             fc1_grad_output_scale,
         ),
     )
+
+
+def check_backward_2(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[2 * F, H]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[1]")
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 1, "1")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    fc1_weight: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    norm_eps: float,
+) -> Tensor:
+    """The backward_2 program, step by step."""
+    T = math.prod(dy.shape[:-1])
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight,
+        WEIGHT,
+        rowwise=False,
+        columnwise=True,
+        scale=fc1_weight_scale_used,
+        layout=LAYOUT,
+    )
+    # 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+    #    fc1_weight_columnwise_scale -> dn
+    dn = steps.with_leading(
+        quantized.gemm_dgrad(
+            quantized.Operand(
+                dh_rowwise,
+                dh_rowwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=False,
+                layout=LAYOUT,
+            ),
+            fc1_weight_columnwise_copy,
+            dtype=dy.dtype,
+        ),
+        dy,
+    )
+    return dn
+
+
+def check_backward_3(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dn: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "x", x, "dy", dy)
+    checks.same_dtype(CELL, "x", x, "dy", dy)
+    checks.rank(CELL, "x", x, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "norm_weight", norm_weight, "dy", dy)
+    checks.same_dtype(CELL, "norm_weight", norm_weight, "dy", dy)
+    checks.rank(CELL, "norm_weight", norm_weight, 1, "[H]")
+    checks.device(CELL, "norm_rstd", norm_rstd, "dy", dy)
+    checks.dtype(CELL, "norm_rstd", norm_rstd, torch.float32)
+    checks.rank(CELL, "norm_rstd", norm_rstd, 0, "[T...]", exact=False)
+    checks.device(CELL, "n_columnwise", n_columnwise, "dy", dy)
+    checks.dtype(CELL, "n_columnwise", n_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "n_columnwise", n_columnwise, 2, "[H, align(T, 16)]")
+    checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
+    checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(T, 16)]")
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "dn", dn, "dy", dy)
+    checks.same_dtype(CELL, "dn", dn, "dy", dy)
+    checks.rank(CELL, "dn", dn, 1, "[T..., H]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2 if dh_columnwise is not None else 0
+    checks.leading(CELL, "x", x, 1, T, "T (tokens)")
+    checks.size(CELL, "x", x, -1, H, "H (hidden)")
+    checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
+    checks.leading(CELL, "norm_rstd", norm_rstd, 0, T, "T (tokens)")
+    checks.size(CELL, "n_columnwise", n_columnwise, -2, H, "H (hidden)")
+    checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 1, "1")
+    checks.leading(CELL, "dn", dn, 1, T, "T (tokens)")
+    checks.size(CELL, "dn", dn, -1, H, "H (hidden)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+
+
+def backward_3(
+    dy: Tensor,
+    x: steps.IfAsked,
+    norm_weight: steps.IfAsked,
+    norm_rstd: steps.IfAsked,
+    n_columnwise: steps.IfAsked,
+    n_columnwise_scale: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    dn: steps.IfAsked,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dx = dnorm_weight = dfc1_weight = steps.ABSENT
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2 if dh_columnwise is not None else 0
+    # 3. gemm wgrad: dh_columnwise_decoded, n_columnwise_decoded, dh_columnwise_scale,
+    #    n_columnwise_scale -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                n_columnwise, n_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+    if need_dx or need_dnorm_weight:
+        dx, dnorm_weight = norms.norm_grad_rms(
+            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
+        )
+    return dx if need_dx else None, dnorm_weight if need_dnorm_weight else None, dfc1_weight
 
 
 def exact(

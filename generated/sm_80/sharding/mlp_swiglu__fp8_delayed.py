@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:530385328d406656
+# checksum sha256:76c249b436768fde
 """mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -28,31 +28,57 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="mlp_swiglu__fp8_delayed_backward",
+        name="mlp_swiglu__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor? fc1_weight_scale_used, Tensor? fc2_weight_scale_used, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
-            "fc1_weight",
             "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "fc1_weight_scale_used",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=5,
         mutated=1,
-        saved=(2, 4, 5, 6, 7, 8, 9),
-        asked=(1, 2, 4, 8, 16),
+        saved=(1, 3, 4, 5),
+        asked=(4, 8, 16, 1, 1, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="mlp_swiglu__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, Tensor dh_rowwise, "
+            "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=("dy", "fc1_weight", "fc1_weight_scale_used", "dh_rowwise", "dh_rowwise_scale"),
+        flags=1,
+        mutated=0,
+        saved=(2,),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="mlp_swiglu__fp8_delayed_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor dh_columnwise, "
+            "Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(1, 2),
+        asked=(0,),
         ways=(),
     ),
 )

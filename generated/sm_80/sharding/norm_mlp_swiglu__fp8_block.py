@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:89fd74f7c67acf8f
+# checksum sha256:922f9c37810c7390
 """norm_mlp_swiglu__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -38,36 +38,74 @@ OPS = (
         ),
     ),
     Op(
-        name="norm_mlp_swiglu__fp8_block_backward",
+        name="norm_mlp_swiglu__fp8_block_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-            "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-            "Tensor? n_columnwise, Tensor? n_columnwise_scale, int flags, int ways, "
-            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
+            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        flags=6,
+        mutated=0,
+        saved=(1, 3, 4),
+        asked=(8, 16, 32, 3, 3, 4, 4),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, 0, WHOLE, 1, 0),
+                results=(PARTIAL, PARTIAL, PARTIAL, 0, 0, 1, 0),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_block_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? fc1_weight, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
+            "int flags, int ways, float norm_eps) -> Tensor"
+        ),
+        tensors=("dy", "fc1_weight", "dh_rowwise", "dh_rowwise_scale"),
+        flags=2,
+        mutated=0,
+        saved=(),
+        asked=(0,),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, WHOLE, 0, 0),
+                results=(0,),
+                sizes=((0, 0, -1, 128), (2, 0, 1, 128), (3, 0, 1, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_block_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n_columnwise, "
+            "Tensor? n_columnwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+            "Tensor? dn, int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "x",
             "norm_weight",
             "norm_rstd",
-            "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+            "dn",
         ),
-        flags=6,
+        flags=3,
         mutated=0,
-        saved=(3, 5, 7, 8, 9, 10),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(3, 4, 5),
+        asked=(1, 2, 4),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, 0, WHOLE, 0, WHOLE, 1, 0, 1, 0),
-                results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (3, 0, None, 128), (5, 0, -1, 128)),
+                arguments=(0, 0, WHOLE, 0, 1, 0, 1, 0, 0),
+                results=(0, PARTIAL, PARTIAL),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (3, 0, None, 128), (8, 0, -1, 128)),
             ),
         ),
     ),

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:8349879c042d3835
+# checksum sha256:de04521bbdf2aa2a
 """Tests of grouped_mlp__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import grouped_mlp__mxfp8 as module
@@ -199,63 +200,38 @@ def test_non_contiguous_arguments(device: str) -> None:
         assert torch.equal(gradients[name], other_gradients[name]), name
 
 
+class Calls(TorchDispatchMode):
+    """Keeps what each op of the module is called with first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().rpartition("::")[2]
+        if name.startswith("grouped_mlp__mxfp8_"):
+            kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
+            self.calls.setdefault(name, tuple(kept))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "fc1_weight",
-                "fc2_weight",
-                "split_sizes",
-                "probs",
-                "fc1_bias",
-                "fc2_bias",
-            )
-        ),
-        True,
-        True,
-        True,
-        True,
-        True,
-    )
-    support.opcheck("grouped_mlp__mxfp8_forward", arguments)
-    results = support.op("grouped_mlp__mxfp8_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "h",
-                    "a_columnwise",
-                    "a_columnwise_scale",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
+    with Calls() as mode:
+        run(tensors, dy)
+    assert sorted(mode.calls) == sorted(
         (
-            "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
+            "grouped_mlp__mxfp8_forward",
+            "grouped_mlp__mxfp8_backward_1",
+            "grouped_mlp__mxfp8_backward_2",
+            "grouped_mlp__mxfp8_backward_3",
+        )
     )
-    support.opcheck("grouped_mlp__mxfp8_backward", (dy, *saved, True, True, True, True, True, True))
+    for name, arguments in mode.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:31eefaaf971f60a8
+# checksum sha256:3469162f1d08c423
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -204,21 +204,18 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     saved_amaxes: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     rng_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -227,9 +224,6 @@ def check_backward(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
@@ -245,12 +239,6 @@ def check_backward(
     checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
     checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
     checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 32) // 2]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, H]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -265,16 +253,11 @@ def check_backward(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
@@ -290,34 +273,20 @@ def check_backward(
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
-        "align(32 * (T // 32 + E), 32) // 2",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
     saved_amaxes: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -325,13 +294,12 @@ def backward(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = (
-        fc2_weight_columnwise_copy
-    ) = da = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_weight_columnwise_copy = steps.ABSENT
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
+        dh_rowwise_copy
+    ) = dh_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
@@ -339,8 +307,6 @@ def backward(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
         else h.shape[-1] // 2
         if h is not None
         else 0
@@ -348,7 +314,6 @@ def backward(
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
-    x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
     #    dy_row_sums
@@ -417,44 +382,217 @@ def backward(
     # 10. state after it: rng_state
     if need_dh_copies:
         rng_state = quantized.advance(rng_state)
-    # 11. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    #     fc1_weight_columnwise_amax, fc1_weight_partial_amax
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 14. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
-    #     fc1_weight_columnwise_amax, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 17. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
-    #     x_columnwise_amax, dh_padded_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.grouped_gemm_wgrad(
-            dh_columnwise_copy,
-            quantized.Operand(
-                x_columnwise,
-                x_columnwise_scale,
-                INPUT,
-                (T, H),
-                amax=x_columnwise_amax,
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
     return (
-        dx if need_dx else dy.new_empty(0),
-        dfc1_weight if need_dfc1_weight else dy.new_empty(0),
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
+        dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        dh_rowwise_copy.amax if need_dx else dy.new_empty(0, dtype=torch.float32),
+        dh_columnwise_copy.data
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
+        dh_columnwise_copy.scale
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        dh_columnwise_copy.amax if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
         rng_state,
     )
+
+
+def check_backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    dh_rowwise_amax: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 32) // 2]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_amax", dh_rowwise_amax, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_amax", dh_rowwise_amax, torch.float32)
+    checks.rank(CELL, "dh_rowwise_amax", dh_rowwise_amax, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(
+        CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 32) * 32 // 2, "align(2 * F, 32) // 2"
+    )
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
+    checks.size(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-(2 * F) // 16), "ceildiv(2 * F, 16)"
+    )
+    checks.size(CELL, "dh_rowwise_amax", dh_rowwise_amax, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+
+
+def backward_2(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
+    dh_rowwise_amax: Tensor,
+    need_dx: bool,
+) -> Tensor:
+    """The backward_2 program, step by step."""
+    T = dy.shape[-2]
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    #    fc1_weight_columnwise_amax, fc1_weight_partial_amax
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+    )
+    # 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
+    #    fc1_weight_columnwise_amax, split_sizes -> dx
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise,
+            dh_rowwise_scale,
+            GRAD_OUTPUT,
+            (T, 2 * F),
+            amax=dh_rowwise_amax,
+            columnwise=False,
+            layout=LAYOUT,
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    saved_amaxes: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    dh_columnwise_amax: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
+    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
+    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 32) // 2]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 16 + E, H]")
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(
+        CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 32) // 2]"
+    )
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[T // 16 + E, 2 * F]")
+    checks.device(CELL, "dh_columnwise_amax", dh_columnwise_amax, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_amax", dh_columnwise_amax, torch.float32)
+    checks.rank(CELL, "dh_columnwise_amax", dh_columnwise_amax, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
+        "align(32 * (T // 32 + E), 32) // 2",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
+    checks.size(
+        CELL,
+        "dh_columnwise",
+        dh_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
+        "align(32 * (T // 32 + E), 32) // 2",
+    )
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
+    checks.size(CELL, "dh_columnwise_amax", dh_columnwise_amax, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    saved_amaxes: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    dh_columnwise: Tensor,
+    dh_columnwise_scale: Tensor,
+    dh_columnwise_amax: Tensor,
+    need_dfc1_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh_columnwise.shape[-2] // 2
+    x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
+    # 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
+    #    x_columnwise_amax, dh_padded_sizes -> dfc1_weight
+    dfc1_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dh_columnwise,
+            dh_columnwise_scale,
+            GRAD_OUTPUT,
+            (T, 2 * F),
+            amax=dh_columnwise_amax,
+            columnwise=True,
+            layout=LAYOUT,
+        ),
+        quantized.Operand(
+            x_columnwise,
+            x_columnwise_scale,
+            INPUT,
+            (T, H),
+            amax=x_columnwise_amax,
+            columnwise=True,
+            layout=LAYOUT,
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc1_weight
 
 
 def exact(

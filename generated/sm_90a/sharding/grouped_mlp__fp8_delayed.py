@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:72604292120a1afc
+# checksum sha256:3207f66b485a630d
 """grouped_mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -38,33 +38,79 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="grouped_mlp__fp8_delayed_backward",
+        name="grouped_mlp__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
-            "Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
-            "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, "
-            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "probs",
-            "fc1_weight",
-            "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "fc1_weight_scale_used",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(4, 6, 7, 8, 9, 10, 11),
-        asked=(1, 2, 4, 8, 16, 32),
+        saved=(3, 4, 5),
+        asked=(4, 32, 27),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, "
+            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "probs", "h", "da", "backward_state"),
+        flags=4,
+        mutated=1,
+        saved=(3,),
+        asked=(4, 8, 1, 1, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed_backward_3",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
+            "Tensor dh_rowwise, Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "fc1_weight",
+            "fc1_weight_scale_used",
+            "dh_rowwise",
+            "dh_rowwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(3,),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor dh_columnwise, Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
         ways=(),
     ),
 )

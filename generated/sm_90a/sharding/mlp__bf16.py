@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:fbf79e28b2b5b5f9
+# checksum sha256:22139434c7e54350
 """mlp__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, F, H; no block with a scale of its own is cut.
@@ -47,28 +47,76 @@ OPS = (
         ),
     ),
     Op(
-        name="mlp__bf16_backward",
+        name="mlp__bf16_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? fc1_weight, Tensor? h, Tensor? a, Tensor? fc2_weight, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? a, Tensor? fc2_weight, int flags, int ways) -> (Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "fc1_weight", "h", "a", "fc2_weight"),
+        tensors=("dy", "a", "fc2_weight"),
         flags=5,
         mutated=0,
-        saved=(3, 4),
-        asked=(1, 2, 4, 8, 16),
+        saved=(1,),
+        asked=(4, 11),
         ways=(
             # T
             Way(
-                arguments=(0, 0, WHOLE, 0, 0, WHOLE),
-                results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 1), (1, 0, -1, 1), (3, 0, -1, 1), (4, 0, -1, 1)),
+                arguments=(0, 0, WHOLE),
+                results=(PARTIAL, 0),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1)),
             ),
             # F, in multiples of 8
             Way(
-                arguments=(WHOLE, WHOLE, 0, -1, -1, 1),
-                results=(PARTIAL, 0, 1, 0, WHOLE),
-                sizes=((2, 0, 1, 8), (3, -1, None, 8), (4, -1, None, 8), (5, 1, 2, 8)),
+                arguments=(WHOLE, -1, 1),
+                results=(1, -1),
+                sizes=((1, -1, None, 8), (2, 1, 2, 8)),
+            ),
+        ),
+    ),
+    Op(
+        name="mlp__bf16_backward_2",
+        schema=("(Tensor dy, Tensor? h, Tensor? da, int flags, int ways) -> (Tensor, Tensor)"),
+        tensors=("dy", "h", "da"),
+        flags=4,
+        mutated=0,
+        saved=(1,),
+        asked=(8, 7),
+        ways=(
+            # T
+            Way(
+                arguments=(0, 0, 0),
+                results=(PARTIAL, 0),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1), (2, 0, -1, 1)),
+            ),
+            # F, in multiples of 8
+            Way(
+                arguments=(WHOLE, -1, -1),
+                results=(WHOLE, -1),
+                sizes=((1, -1, None, 8), (2, -1, None, 8)),
+            ),
+        ),
+    ),
+    Op(
+        name="mlp__bf16_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? x, Tensor? fc1_weight, Tensor dh, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "x", "fc1_weight", "dh"),
+        flags=3,
+        mutated=0,
+        saved=(),
+        asked=(1, 2, 4),
+        ways=(
+            # T
+            Way(
+                arguments=(0, 0, WHOLE, 0),
+                results=(0, PARTIAL, PARTIAL),
+                sizes=((0, 0, -1, 1), (1, 0, -1, 1), (3, 0, -1, 1)),
+            ),
+            # F, in multiples of 8
+            Way(
+                arguments=(WHOLE, WHOLE, 0, -1),
+                results=(PARTIAL, 0, 0),
+                sizes=((2, 0, 1, 8), (3, -1, None, 8)),
             ),
         ),
     ),

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:f516805bddf531ba
+# checksum sha256:7ff6bb4556c5904d
 """norm_mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -40,13 +40,47 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="norm_mlp_swiglu__fp8_delayed_backward",
+        name="norm_mlp_swiglu__fp8_delayed_backward_1",
+        schema=(
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=(
+            "dy",
+            "fc2_weight",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "fc2_weight_scale_used",
+            "backward_state",
+        ),
+        flags=6,
+        mutated=1,
+        saved=(2, 3, 4),
+        asked=(8, 32, 23),
+        ways=(),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da", "backward_state"),
+        flags=4,
+        mutated=1,
+        saved=(1,),
+        asked=(8, 3, 3, 4, 4),
+        ways=(),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_delayed_backward_3",
         schema=(
             "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-            "Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
             "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
-            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, int ways, "
-            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+            "Tensor? dh_columnwise_scale, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
@@ -54,20 +88,18 @@ OPS = (
             "norm_weight",
             "norm_rstd",
             "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "n_columnwise",
             "n_columnwise_scale",
             "fc1_weight_scale_used",
-            "fc2_weight_scale_used",
-            "backward_state",
+            "dh_rowwise",
+            "dh_rowwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
         ),
-        flags=6,
-        mutated=1,
-        saved=(3, 5, 7, 8, 9, 10, 11, 12),
-        asked=(1, 2, 4, 8, 16, 32),
+        flags=3,
+        mutated=0,
+        saved=(3, 5, 6, 7),
+        asked=(1, 2, 4),
         ways=(),
     ),
 )

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:27ee7abd51bab843
+# checksum sha256:94d625aaf227713a
 """Tests of grouped_mlp__fp8_delayed__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import grouped_mlp__fp8_delayed__cached_weights as module
@@ -266,75 +267,39 @@ def test_non_contiguous_arguments(device: str) -> None:
         assert torch.equal(gradients[name], other_gradients[name]), name
 
 
+class Calls(TorchDispatchMode):
+    """Keeps what each op of the module is called with first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().rpartition("::")[2]
+        if name.startswith("grouped_mlp__fp8_delayed__cached_weights_"):
+            kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
+            self.calls.setdefault(name, tuple(kept))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "fc1_weight",
-                "fc2_weight",
-                "split_sizes",
-                "probs",
-                "fc1_bias",
-                "fc2_bias",
-                "fc1_weight_rowwise",
-                "fc1_weight_rowwise_scale",
-                "fc2_weight_rowwise",
-                "fc2_weight_rowwise_scale",
-                "forward_state",
-            )
-        ),
-        True,
-        True,
-        True,
-        True,
-        True,
-        True,
-    )
-    support.opcheck("grouped_mlp__fp8_delayed__cached_weights_forward", arguments)
-    results = support.op("grouped_mlp__fp8_delayed__cached_weights_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "h",
-                    "a_columnwise",
-                    "a_columnwise_scale",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
+    with Calls() as mode:
+        run(tensors, dy)
+    assert sorted(mode.calls) == sorted(
         (
-            "split_sizes",
-            "probs",
-            "h",
-            "a_columnwise",
-            "a_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
-            "fc2_weight_columnwise",
-            "fc2_weight_columnwise_scale",
-            "backward_state",
-        ),
+            "grouped_mlp__fp8_delayed__cached_weights_forward",
+            "grouped_mlp__fp8_delayed__cached_weights_backward_1",
+            "grouped_mlp__fp8_delayed__cached_weights_backward_2",
+            "grouped_mlp__fp8_delayed__cached_weights_backward_3",
+            "grouped_mlp__fp8_delayed__cached_weights_backward_4",
+        )
     )
-    support.opcheck(
-        "grouped_mlp__fp8_delayed__cached_weights_backward",
-        (dy, *saved, True, True, True, True, True, True),
-    )
+    for name, arguments in mode.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())
