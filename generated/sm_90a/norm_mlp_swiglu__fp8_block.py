@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fbf286b434455a78
+# checksum sha256:119080c908b08c9a
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "37e8da0269e02288e9bca71adf61afd72c1ca7d4d60c14060a7a2eff94df7bc8"
+DIGEST = "756a6350c85608b64f91c5ab314c81d49c8ea282341b811e8879d05bdae30659"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

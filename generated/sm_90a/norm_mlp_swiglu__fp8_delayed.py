@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f126fe24b4897852
+# checksum sha256:4d2a46272be70d52
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "ac97ca91ca3af3a3a391ac8b7e408a8da67e9e8bf7718bbcdbee59534a58167c"
+DIGEST = "c490be26182d28328597d7c55c9eeba5668dc5a719ccccbf52bffaa96ef86229"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

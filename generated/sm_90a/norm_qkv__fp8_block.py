@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6f4f6c9934e2874b
+# checksum sha256:4215a2ea1d3b4c1a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "0d4750d7ae674b3e7959f0c6dc1048c2c900d7b27d64a9ce9dc3054f9d771287"
+DIGEST = "f4595a43eaa8dc998d00d9ae5fc394db4214d4ad7f6c921a5700c4e406b4e82f"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

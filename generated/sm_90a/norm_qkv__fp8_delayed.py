@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3351488af13eff79
+# checksum sha256:4d27de06b736dd70
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "d0daac62a0e93a1e7696e27c477e90824bc3ef3b2d384c7c1147882fdff6b0e1"
+DIGEST = "57fa215fe3b2cc409e78e5f564cd63516e7cdae4b8ce1198f8d268687e5f2ad0"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
