@@ -1,5 +1,5 @@
 // Kernels that quantise norms of rows, and those of norms alone, behind C functions.
-#include "fusegen/norm/norm_quantize.sm90.cuh"
+#include "fusegen/norm/norm_quantize.cuh"
 #include "scalings.cuh"
 
 using namespace fusegen;
@@ -14,16 +14,6 @@ Status merged(int config, const NormQuantizeArguments& in, Stream& stream) {
     case 3: return launch_norm_quantize<QuantizeConfig<Element, E4M3, Ratio<1, 128>>>(in, stream);
     case 5: return launch_norm_quantize<QuantizeConfig<Element, E4M3, Mx<1, 32>>>(in, stream);
     case 13: return launch_norm_quantize<QuantizeConfig<Element, E4M3, Ratio<1, 64>>>(in, stream);
-    default: return {cudaErrorInvalidValue, "no such config"};
-  }
-}
-
-Status in_clusters(int config, const NormQuantizeArguments& in, Stream& stream) {
-  switch (config) {
-    case 0: return launch_norm_quantize_in_clusters<QuantizeConfig<Element, E4M3, Tensor>>(in, stream);
-    case 3:
-      return launch_norm_quantize_in_clusters<QuantizeConfig<Element, E4M3, Ratio<1, 128>>>(in, stream);
-    case 5: return launch_norm_quantize_in_clusters<QuantizeConfig<Element, E4M3, Mx<1, 32>>>(in, stream);
     default: return {cudaErrorInvalidValue, "no such config"};
   }
 }
@@ -44,11 +34,5 @@ int run_norm(const NormArguments* in, Stream* stream, const char** call) {
 int run_merged(int config, const NormQuantizeArguments* in, Stream* stream, const char** call) {
   return report(merged(config, *in, *stream), call);
 }
-
-int run_in_clusters(int config, const NormQuantizeArguments* in, Stream* stream, const char** call) {
-  return report(in_clusters(config, *in, *stream), call);
-}
-
-int clusters_so_far() { return on_cpu::clusters; }
 
 }  // extern "C"

@@ -344,7 +344,6 @@ def compile_for_cpu(header: str, folder: Path, *, architectures: str | None = No
     source, output = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text(f'#include "{header}"\n')
     strict = ["-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
-    strict += ["-Wno-maybe-uninitialized"]  # which depends on what happens to be inlined
     includes = [f"-I{each}" for each in (HERE / "cuda_on_cpu", (HERE / header).parent, HERE, CSRC)]
     macros = [] if architectures is None else [f"-D__CUDA_ARCH_LIST__={architectures}"]
     command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", *strict, *macros, *includes]

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from .quantize_harness import (
-    CSRC,
-    HERE,
-    Buffer,
-    Case,
-    Kernels,
-    Pointer,
-    _Step,
-    address,
-    compile_for_cpu,
-)
+from .quantize_harness import Buffer, Case, Kernels, Pointer, _Step, address, compile_for_cpu
 from .test_norm import EPS, KINDS, _Norm
 from .test_quantize_kernels import Step
 
@@ -29,13 +18,6 @@ SIZES = (
     (130, 2056), (3, 16384), (3, 16392),
 )  # fmt: skip
 """Rows and columns: tiles that are whole and not, several rows to a block and one to several."""
-
-IN_CLUSTERS = ("delayed_e4m3", "block_1x128")
-CLUSTERED = (
-    (385, 2048), (130, 1032), (7, 1992), (200, 2056), (385, 3072), (129, 4096), (40, 8192),
-)  # fmt: skip
-"""Rows and columns of clusters of 4, 8 and 16 blocks: one band and several turns, all and some of
-the panels, and panels that are not whole."""
 
 
 class _Merged(ctypes.Structure):
@@ -49,15 +31,7 @@ class _Merged(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels, with the shared memory of a launch where the emulation has it."""
-    folder = tmp_path_factory.mktemp("norm_quantize")
-    shutil.copytree(CSRC / "fusegen", folder / "fusegen")
-    header = folder / "fusegen" / "norm" / "norm_quantize.sm90.cuh"
-    text, sized = header.read_text(), "extern __shared__ uint4 shared[];"
-    assert text.count(sized) == 1
-    header.write_text(text.replace(sized, "uint4* const shared = on_cpu::dynamic_memory();"))
-    kernels = shutil.copy(HERE / "norm_quantize_kernels.cuh", folder)
-    return compile_for_cpu(str(kernels), folder)
+    return compile_for_cpu("norm_quantize_kernels.cuh", tmp_path_factory.mktemp("norm_quantize"))
 
 
 class Norm:
@@ -91,21 +65,13 @@ class Norm:
             made.mean, made.rstd = map(address, statistics)
         return made
 
-    def merged(
-        self,
-        step: _Step,
-        config: int,
-        *,
-        asked: bool,
-        quantizes: bool = True,
-        run: str = "run_merged",
-    ) -> None:
+    def merged(self, step: _Step, config: int, *, asked: bool, quantizes: bool = True) -> None:
         """Runs the one step, and checks the statistics that it leaves where they are asked for."""
         found, scratch = self.results(), Buffer(4 * (2 * self.rows + self.rows // 128 + 1), "cpu")
         merged = _Merged(self.arguments(found if asked else None), step, None, quantizes)
         merged.statistics = scratch.pointer()
         merged.step.quantize.input = None
-        self.kernels.call(run, config, merged)
+        self.kernels.call("run_merged", config, merged)
         scratch.bytes()
         for own, wanted in zip(found, self.statistics, strict=True):
             assert not asked or torch.equal(own.bytes(), wanted.bytes())
@@ -114,20 +80,16 @@ class Norm:
 class MergedKernels(Kernels):
     """Runs the merged step where a quantise step is asked for."""
 
-    def __init__(self, library: Path, norm: Norm, *, asked: bool, run: str = "run_merged") -> None:
+    def __init__(self, library: Path, norm: Norm, *, asked: bool) -> None:
         super().__init__(library, "cpu")
-        self.norm, self.asked, self.run = norm, asked, run
-
-    def clusters(self) -> int:
-        """How many have run."""
-        return int(self._library.clusters_so_far())
+        self.norm, self.asked = norm, asked
 
     def call(self, name: str, *args: object) -> None:
         if name != "run_step":
             super().call(name, *args)
             return
         _, config, step = args
-        self.norm.merged(step, config, asked=self.asked, run=self.run)  # type: ignore[arg-type]
+        self.norm.merged(step, config, asked=self.asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
@@ -142,31 +104,6 @@ def test_the_bits_of_both_kernels(
     for asked, (rowwise, columnwise) in enumerate(((True, True), *alone)):
         kernels = MergedKernels(library, norm, asked=asked != 1)
         Step(kernels, recipe, data, update=True).launch(rowwise, columnwise)
-
-
-@pytest.mark.parametrize(("rows", "columns"), CLUSTERED)
-@pytest.mark.parametrize("recipe", IN_CLUSTERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_stay_in_a_cluster(
-    library: Path, kind: str, recipe: str, rows: int, columns: int
-) -> None:
-    norm = Norm(library, kind, rows, columns)
-    alone = ((True, False), (False, True)) if columns == 1032 else ()
-    for asked, (rowwise, columnwise) in enumerate(((True, True), *alone)):
-        kernels = MergedKernels(library, norm, asked=asked != 1, run="run_in_clusters")
-        before = kernels.clusters()
-        Step(kernels, recipe, Case(norm.y, None), update=True).launch(rowwise, columnwise)
-        assert kernels.clusters() == before + min(2, -(-rows // 128))  # two have a place at once
-
-
-@pytest.mark.parametrize(("rows", "columns"), ((200, 136), (130, 1024), (3, 8200), (0, 2048)))
-@pytest.mark.parametrize("recipe", IN_CLUSTERS)
-def test_what_does_not_fit_a_cluster(library: Path, recipe: str, rows: int, columns: int) -> None:
-    norm = Norm(library, "rms", rows, columns)
-    kernels = MergedKernels(library, norm, asked=True, run="run_in_clusters")
-    before = kernels.clusters()
-    Step(kernels, recipe, Case(norm.y, None), update=True).launch(True, True)
-    assert kernels.clusters() == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

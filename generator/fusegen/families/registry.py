@@ -32,7 +32,6 @@ from .group_sum import GROUP_SUM
 from .norm import NORM
 from .norm_grad import NORM_GRAD
 from .norm_quantize import NORM_QUANTIZE
-from .norm_quantize_sm90 import NORM_QUANTIZE_SM90
 from .pointwise import POINTWISE
 from .pointwise_quantize import POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -76,7 +75,6 @@ SHIPPED: tuple[Family, ...] = (
     ADD_NORM,
     NORM_GRAD,
     NORM_QUANTIZE,
-    NORM_QUANTIZE_SM90,
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,

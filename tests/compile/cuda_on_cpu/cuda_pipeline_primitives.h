@@ -20,7 +20,7 @@ struct Copies {
 };
 inline Copies& own_copies() {
   static std::vector<Copies> of_threads;
-  const unsigned id = rank * blockDim.x + block().current->id;
+  const unsigned id = block.current->id;
   if (of_threads.size() <= id) of_threads.resize(id + 1);
   return of_threads[id];
 }

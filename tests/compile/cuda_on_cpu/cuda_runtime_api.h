@@ -1,6 +1,5 @@
-// As much of CUDA as the quantise kernels use, on the CPU: one block of threads at a time, or the
-// blocks of one cluster, whose shared memory is then that of their launch alone. A thread is a fiber,
-// which runs until it waits for its warp, its block or its cluster, as far ahead of the others as
+// As much of CUDA as the quantise kernels use, on the CPU: one block of threads at a time, a thread
+// is a fiber, which runs until it waits for its warp or its block, as far ahead of the others as
 // barriers let it. Kernels whose lanes disagree about a shuffle or a barrier stop with a message
 // instead of hanging.
 #pragma once
@@ -79,22 +78,11 @@ inline bool has_shared_memory(int64_t bytes) {
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
   return bytes <= most;
 }
-enum cudaFuncAttribute {
-  cudaFuncAttributeMaxDynamicSharedMemorySize,
-  cudaFuncAttributeNonPortableClusterSizeAllowed,
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute attribute, int value) {
-  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) return cudaSuccess;
-  return has_shared_memory(value) ? cudaSuccess : cudaErrorInvalidValue;
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
+  return has_shared_memory(bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
-// Few, so that clusters that stay have several turns.
-template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveClusters(int* count, Kernel*, const cudaLaunchConfig_t*) {
-  *count = 2;
-  return cudaSuccess;
-}
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 // Kernels run when they are launched, so copies may, too.
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice };
@@ -119,7 +107,7 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   unsigned id = 0;
-  int64_t warp_turn = 0, block_turn = 0, part_turn = 0, cluster_turn = 0;
+  int64_t warp_turn = 0, block_turn = 0, part_turn = 0;
   bool done = false;
 };
 
@@ -127,36 +115,25 @@ struct Block {
   static constexpr size_t kStack = 128 << 10;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  std::vector<uint4> memory;  // shared, as the launch asks for it
-  dim3 index;
   int64_t arrived = 0, progress = 0;
   int64_t arrived_of[16] = {};  // at barriers of a part of the threads
   unsigned live = 0;
   bool backwards = false;  // every other block: a missing barrier shows whoever runs ahead
   ucontext_t scheduler;
   Thread* current = nullptr;
-};
-
-struct Cluster {
-  std::vector<Block> blocks;
-  unsigned size = 1;
-  int64_t arrived = 0;
-  size_t memory = 0;  // bytes of a block
   std::function<void()> body;
 };
 
-inline Cluster cluster{std::vector<Block>(1), 1, 0, 0, {}};
-inline unsigned rank = 0;  // of the block that runs
-inline Block& block() { return cluster.blocks[rank]; }
+inline Block block;
 
-inline void yield() { swapcontext(&block().current->context, &block().scheduler); }
+inline void yield() { swapcontext(&block.current->context, &block.scheduler); }
 
 inline void thread_main() {
-  cluster.body();
-  block().current->done = true;
-  block().arrived -= block().current->block_turn;  // barriers wait for the living
-  --block().live;
-  ++block().progress;
+  block.body();
+  block.current->done = true;
+  block.arrived -= block.current->block_turn;  // barriers wait for the living
+  --block.live;
+  ++block.progress;
   yield();
 }
 
@@ -166,32 +143,28 @@ inline void wait_until(const std::function<bool()>& ready) {
 
 // The value that lane `source(lane)` brings to this turn.
 inline uint64_t exchange(uint64_t value, unsigned source) {
-  Thread& self = *block().current;
-  Warp& warp = block().warps[self.id / 32];
+  Thread& self = *block.current;
+  Warp& warp = block.warps[self.id / 32];
   const int64_t turn = ++self.warp_turn;
   warp.slots[turn % 2][self.id % 32] = value;
   ++warp.arrived;
-  ++block().progress;
+  ++block.progress;
   if (warp.arrived < 32 * turn) wait_until([&] { return warp.arrived >= 32 * turn; });
   return warp.slots[turn % 2][source];
 }
 
-inline void start_block() {
-  Block& own = block();
+inline void run_block() {
   const unsigned count = blockDim.x;
-  own.threads.resize(count);
-  own.warps.assign((count + 31) / 32, Warp());
-  own.memory.resize((cluster.memory + sizeof(uint4) - 1) / sizeof(uint4));
-  if (cluster.memory > 0) std::memset(own.memory.data(), 0xff, cluster.memory);  // NaN
-  own.arrived = 0;
-  for (int64_t& arrived : own.arrived_of) arrived = 0;
-  own.live = count;
-  own.backwards = !own.backwards;
+  block.threads.resize(count);
+  block.warps.assign((count + 31) / 32, Warp());
+  block.arrived = 0;
+  for (int64_t& arrived : block.arrived_of) arrived = 0;
+  block.live = count;
   for (unsigned i = 0; i < count; ++i) {
-    Thread& thread = own.threads[i];
+    Thread& thread = block.threads[i];
     if (!thread.stack) thread.stack.reset(new char[Block::kStack]);
     thread.id = i;
-    thread.warp_turn = thread.block_turn = thread.part_turn = thread.cluster_turn = 0;
+    thread.warp_turn = thread.block_turn = thread.part_turn = 0;
     thread.done = false;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
@@ -199,46 +172,20 @@ inline void start_block() {
     thread.context.uc_link = nullptr;
     makecontext(&thread.context, thread_main, 0);
   }
-}
-
-// Lets every thread of the block run until it waits. Returns whether one came further.
-inline bool run_on() {
-  Block& own = block();
-  const int64_t before = own.progress;
-  blockIdx = own.index;
-  const unsigned count = unsigned(own.threads.size());
-  for (unsigned i = 0; i < count; ++i) {
-    Thread& thread = own.threads[own.backwards ? count - 1 - i : i];
-    if (thread.done) continue;
-    own.current = &thread;
-    threadIdx = dim3(thread.id, 0, 0);
-    swapcontext(&own.scheduler, &thread.context);
-  }
-  return own.progress != before;
-}
-
-// The cluster of blocks from one index on, along x.
-inline void run_cluster(unsigned x, unsigned y, unsigned z) {
-  if (cluster.blocks.size() < cluster.size) cluster.blocks.resize(cluster.size);
-  cluster.arrived = 0;
-  for (rank = 0; rank < cluster.size; ++rank) {
-    block().index = dim3(x + rank, y, z);
-    start_block();
-  }
-  for (bool lives = true; lives;) {
-    lives = false;
-    bool progress = false;
-    for (rank = 0; rank < cluster.size; ++rank) {
-      if (block().live == 0) continue;
-      progress |= run_on();
-      lives |= block().live > 0;
+  while (block.live > 0) {
+    const int64_t before = block.progress;
+    for (unsigned i = 0; i < count; ++i) {
+      Thread& thread = block.threads[block.backwards ? count - 1 - i : i];
+      if (thread.done) continue;
+      block.current = &thread;
+      threadIdx = dim3(thread.id, 0, 0);
+      swapcontext(&block.scheduler, &thread.context);
     }
-    if (lives && !progress) {
-      std::fprintf(stderr, "deadlock: threads wait for different things\n");
+    if (block.progress == before) {
+      std::fprintf(stderr, "deadlock: threads of a block wait for different things\n");
       std::abort();
     }
   }
-  rank = 0;
 }
 
 template <class T>
@@ -250,52 +197,28 @@ T shuffle(T value, unsigned source) {
   return value;
 }
 
-inline unsigned lane() { return block().current->id % 32; }
-
-inline uint4* dynamic_memory() { return block().memory.data(); }
+inline unsigned lane() { return block.current->id % 32; }
 
 }  // namespace on_cpu
 
 inline void __syncthreads() {
-  on_cpu::Block& block = on_cpu::block();
+  using on_cpu::block;
   const int64_t turn = ++block.current->block_turn;
   ++block.arrived;
   ++block.progress;
-  const auto ready = [&block, turn] { return block.arrived >= turn * int64_t(block.live); };
+  const auto ready = [turn] { return block.arrived >= turn * int64_t(block.live); };
   if (!ready()) on_cpu::wait_until(ready);
 }
 
 // A thread always names the same barrier, and `count` threads do.
 inline void __barrier_sync_count(unsigned barrier, unsigned count) {
-  on_cpu::Block& block = on_cpu::block();
+  using on_cpu::block;
   const int64_t turn = ++block.current->part_turn;
   int64_t& arrived = block.arrived_of[barrier];
   ++arrived;
   ++block.progress;
   const auto ready = [&arrived, turn, count] { return arrived >= turn * int64_t(count); };
   if (!ready()) on_cpu::wait_until(ready);
-}
-
-// A barrier of a cluster is of all of its threads, none of which may have ended.
-inline void __cluster_barrier_arrive() {
-  ++on_cpu::block().current->cluster_turn;
-  ++on_cpu::cluster.arrived;
-  ++on_cpu::block().progress;
-}
-inline void __cluster_barrier_wait() {
-  const int64_t all = int64_t(on_cpu::cluster.size) * blockDim.x;
-  const int64_t turn = on_cpu::block().current->cluster_turn;
-  const auto ready = [=] { return on_cpu::cluster.arrived >= turn * all; };
-  if (!ready()) on_cpu::wait_until(ready);
-}
-inline void* __cluster_map_shared_rank(const void* pointer, unsigned rank) {
-  const auto at = static_cast<const char*>(pointer) -
-                  reinterpret_cast<const char*>(on_cpu::dynamic_memory());
-  if (at < 0 || size_t(at) >= on_cpu::cluster.memory || rank >= on_cpu::cluster.size) {
-    std::fprintf(stderr, "not shared memory of the cluster\n");
-    std::abort();
-  }
-  return reinterpret_cast<char*>(on_cpu::cluster.blocks[rank].memory.data()) + at;
 }
 
 template <class T>
@@ -403,7 +326,6 @@ inline unsigned atomicMax(unsigned* at, unsigned value) {
 
 namespace on_cpu {
 inline int attributes = 0;  // of the last launch
-inline int clusters = 0;    // of more than one block, of all launches
 }
 
 template <class... Parameters, class... Arguments>
@@ -411,21 +333,15 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                const Arguments&... in) {
   if (!has_shared_memory(int64_t(config->dynamicSmemBytes))) return cudaErrorInvalidValue;
   on_cpu::attributes = config->numAttrs;
-  on_cpu::cluster.body = [&] { kernel(in...); };
-  on_cpu::cluster.memory = config->dynamicSmemBytes;
-  on_cpu::cluster.size = 1;
-  for (int i = 0; i < config->numAttrs; ++i) {
-    const cudaLaunchAttribute& attribute = config->attrs[i];
-    if (attribute.id == cudaLaunchAttributeClusterDimension) on_cpu::cluster.size = attribute.val.clusterDim.x;
-  }
+  on_cpu::block.body = [&] { kernel(in...); };
   blockDim = config->blockDim;
   gridDim = config->gridDim;
-  if (gridDim.x % on_cpu::cluster.size != 0) return cudaErrorInvalidValue;
   for (unsigned z = 0; z < gridDim.z; ++z) {
     for (unsigned y = 0; y < gridDim.y; ++y) {
-      for (unsigned x = 0; x < gridDim.x; x += on_cpu::cluster.size) {
-        on_cpu::clusters += on_cpu::cluster.size > 1;
-        on_cpu::run_cluster(x, y, z);
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = dim3(x, y, z);
+        on_cpu::block.backwards = !on_cpu::block.backwards;
+        on_cpu::run_block();
       }
     }
   }
