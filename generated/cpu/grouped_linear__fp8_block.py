@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06e7169110c09cd6
+# checksum sha256:ca422f30ffd07d7c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "097ea6118a6bc8fb645e7340064058a45a582ecf0c84e3c444acd32b4e2478c5"
+DIGEST = "01b6483d6687084ab93d30da3b779950878499f9c912f58dc9992264518eae84"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 
@@ -400,7 +400,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) K bytes             if need_dweight
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes, inputs and
       parameters included
-  made by the forward: 33 K / 32 bytes for each token, none for parameters
+  33 K / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 820 MB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.37 GB at E = 128, K = 2048, N = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fce6bdd610c53214
+# checksum sha256:ef6399dd3764f4b9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "506f083b1c56f4cac16b126c8e6c4f7ee8a3015d65363e9082793b41599515ad"
+DIGEST = "16ca3c61eef66c107d3a20d985afa31f5628d55c8f12b16008da06cdfd021f00"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -507,7 +507,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes                            if need_dweight
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 807 MB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.36 GB at E = 128, K = 2048, N = 2048, T = 32768
 """

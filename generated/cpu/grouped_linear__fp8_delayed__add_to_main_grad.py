@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:48a8e69fb1bbafbd
+# checksum sha256:25d778fbf5783c85
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "dbaf5ab0201aaa3d9e07bb537b5f76d970b85cb41a0fdcb559629575c873890f"
+DIGEST = "59ba1cbe7ec44ea5832c5c2a5d2e9a058b2d9f6f759099a2dad50635f392649a"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -510,7 +510,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes                            if need_dweight
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 807 MB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 890 MB at E = 128, K = 2048, N = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36b889fb8b680430
+# checksum sha256:32a85b6eb3643737
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "aa93514e6ca38e1505e33169e9d2a331644723777f06233c0f0f420cb91cbe36"
+DIGEST = "20d3584d9f178f88ce0435b48d7082abb08e139bcb54c12aa03a19b9934efdea"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 
@@ -390,7 +390,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E K bytes                          if need_dweight
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 E K bytes, inputs and parameters
       included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 808 MB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.36 GB at E = 128, K = 2048, N = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e66074185cc12f6c
+# checksum sha256:50dd1d571eb9ddf1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "faa866e4ba561b3633e62cebe27aeb7a8efc0c56710e8fca15eacfb665ba8052"
+DIGEST = "aab91c53b551d86b3ebe3c2784796bcaa302ad594ebd53577b241d9df2609fc0"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -892,7 +892,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.77 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.73 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e495ea2c03d991b1
+# checksum sha256:df29c3353484fd3b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "0c380fdba943777df61eaea6c001a036ca5411977355ea51b0de4a1e309e9e4f"
+DIGEST = "5f4b7d6c8975bd0d4415f4368953da1d3e7c8cf582f10e0d0c30b85648051229"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -1241,7 +1241,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + H align(32 (T
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.77 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4867b942d97b3bb3
+# checksum sha256:a6c739c8b3896708
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "b65c4ece5c96f61781375c5cae59f0e0c16e05569a34a9b4b965d3f9cefba503"
+DIGEST = "ba8d93e528affff1fdf82d5417fefa61d09821d8305d685f243e84c30e8daf9f"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -850,7 +850,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cea92b16822ca8c2
+# checksum sha256:5b921787de1435c4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "193e6957977b6495e44b021ad3f84941d2dd6350e67b4b9cc2bf4ca6c7f79ded"
+DIGEST = "54457ed88afcbd6b3358baf0e3fa49cadada434656a1108bdec599fecbd10c54"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -1082,7 +1082,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:79f3f99f3b1cce57
+# checksum sha256:bcb75aac005f361e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e23bc0a43402af497c8e0ab4869dca49c9c0186f26e8e793981b2989fda24a64"
+DIGEST = "41df02ff0af8f599621b53b9a7b0eaac3c9b5bf23ea5f9a1ee891170bc4f33e9"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -1083,7 +1083,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.48 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 1.57 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

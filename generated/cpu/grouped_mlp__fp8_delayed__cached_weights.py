@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8de368b6822de5dd
+# checksum sha256:d47417bb09b2620e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5f54ee0e508d9d12e3ad621e211f5d7b3f6c41b299ae668e5100a1fe0acd3e3e"
+DIGEST = "8f635bf22b4cbf8490c3c4613e6a294a1025eed11fe3ae733ac17ac1b0ec2cf1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1367,7 +1367,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16)
       bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

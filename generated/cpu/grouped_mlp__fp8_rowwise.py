@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:12c0413da3111a8b
+# checksum sha256:17f8948fcf0439cf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "d8a86e691b0791169957c2b718c20bd864e8e24983424d49074e67caf94be09b"
+DIGEST = "645a75f946b310ce96d5bafd95f251488067fcbd1da5e7073a249e44930ea4dc"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -865,7 +865,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 E F + H
       align(32 (T // 32 + E), 16) + 4 E H bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

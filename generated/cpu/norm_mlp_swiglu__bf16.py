@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:cd1144b93c361656
+# checksum sha256:697960e4f7b535b9
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "bb603d8c65364e8d33b77936d0d0d8e6d6124bfb106159ccc880308ebe22375d"
+DIGEST = "9029ed1e3e9b9ad2de5402c58310281fc6564297abc19c48db9f45c90099ce00"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -735,7 +735,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight   2 H F bytes    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 4 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 T F + 2 H F bytes, inputs and parameters
       included
-  made by the forward: 4 + 2 H + 6 F bytes for each token, none for parameters
+  4 H + 4 + 6 F bytes for each token, 4 + 2 H + 6 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.64 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 814 MB at F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:39f5f4f2b8fd81c1
+# checksum sha256:b0c128df988bfd08
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "419bc05e82f4e6bf11e73c56b4a7360a5b710af807a4cb854db1a6927acca940"
+DIGEST = "08ba6758d4722c3938d4643de5a83c2f1302d9466d7c0e18aa9349d4a41d454b"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -923,7 +923,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   n_columnwise_scale  4 ceildiv(T, 128) H bytes; if need_dfc1_weight
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H
       align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
-  made by the forward: 4 + 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  97 H / 32 + 4 + 161 F / 32 bytes for each token, 4 + 161 F / 32 + 33 H / 32 of the forward's, none
+      for parameters
   peak of the backward, with all gradients: 1.51 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 749 MB at F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:51c6561799173ad0
+# checksum sha256:63846cb87662843c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "80fa8b90be5a06a789252f863a14e0fca592f8dae2e5e89d8159c6fe8eee3f87"
+DIGEST = "b9810744d08a37e370622c5eefad1ce006e5a25871cc3cf4183d2a33de244737"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -1034,7 +1034,7 @@ saved for the backward, each only if a gradient that needs it is asked for
                          if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
       bytes, inputs and parameters included
-  made by the forward: 4 + 5 F + H bytes for each token, none for parameters
+  3 H + 4 + 5 F bytes for each token, 4 + 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.54 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 755 MB at F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a031e39303267e40
+# checksum sha256:362ab330d82503c1
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "a045318cf00f59788a39cc5d2d6a55bda562e5353d1186c56bdaceda2efba2ce"
+DIGEST = "87947410cad9365506c66e6e198f5e01f1b2398e645dee24bada52e252056418"
 _library.join("norm_qkv__bf16", DIGEST)
 
 
@@ -516,7 +516,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   n            2 T H bytes    if need_dqkv_weight
   qkv_weight   2 3 V H bytes  if need_dx or need_dnorm_weight
   at most 4 T H + 8 T P + 2 H + 4 T + 2 3 V H bytes, inputs and parameters included
-  made by the forward: 4 + 2 H bytes for each token, none for parameters
+  4 H + 8 P + 4 bytes for each token, 4 + 2 H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.44 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 696 MB at H = 2048, P = 2048, T = 32768, V = 2048
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f9515507f3e97d0c
+# checksum sha256:a0fbe879e95757c6
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "5a078467ba85f216f6f842fd9f487b39ca765cc10ad38613bc09dc24fc44ec60"
+DIGEST = "a7f65b4a984bcc4ef15e3bad52c37bcdc80b1308466bc412a7b2dd58eb73769a"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 
@@ -585,7 +585,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   n_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dqkv_weight
   at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs
       and parameters included
-  made by the forward: 4 + 33 H / 32 bytes for each token, none for parameters
+  97 H / 32 + 8 P + 4 bytes for each token, 4 + 33 H / 32 of the forward's, none for parameters
   peak of the backward, with all gradients: 1.77 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 887 MB at H = 2048, P = 2048, T = 32768, V = 2048
 """

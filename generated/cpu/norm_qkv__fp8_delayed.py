@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:69aceeeb00b44096
+# checksum sha256:c4b0822b38c324b0
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "c4004457b41990e2c9554f1acccc528b73dc4ea1fbf4f0b1c14e646fa07357aa"
+DIGEST = "6ebb528cfbf9077e63403e28715a81422a56cf33bb3fd728f72a8c078a5a8c3b"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
@@ -688,7 +688,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   qkv_weight_scale_used  4 bytes               if need_dx or need_dnorm_weight
   at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 8 bytes, inputs and parameters
       included
-  made by the forward: 4 + H bytes for each token, none for parameters
+  3 H + 8 P + 4 bytes for each token, 4 + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.74 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 873 MB at H = 2048, P = 2048, T = 32768, V = 2048
 """

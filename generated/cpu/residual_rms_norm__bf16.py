@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ad90485f24a4e1ea
+# checksum sha256:a7ad1aec94f0b096
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "64fec69688b10324253e1e99d4a63e4232c165d6580b61478602ee537983c6bc"
+DIGEST = "81534e976436d1da85b7039959084ed02c1b18411e417621211ff815bce20de0"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 
@@ -310,7 +310,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   norm_weight  2 D bytes    always
   norm_rstd    4 T bytes    always
   at most 2 T D + 2 D + 4 T bytes, inputs and parameters included
-  made by the forward: 4 bytes for each token, none for parameters
+  2 D + 4 bytes for each token, 4 of the forward's, none for parameters
   peak of the backward, with all gradients: 269 MB at D = 4096, T = 32768
   peak of the backward, with all gradients: 134 MB at D = 2048, T = 32768
 """

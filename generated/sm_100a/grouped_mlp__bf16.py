@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:982201017fbbd9f4
+# checksum sha256:afda7bc4f149173d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "c9af60d1908f64634bc2a60954d3bda37814d0a5eb4de3375de779ee577dbbe2"
+DIGEST = "09b3d67b21fd972aec0a7d66491aeb4b32b2fb6ab43af3d2968c77a0e63cb708"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -688,23 +688,26 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight   2 E H F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters
       included
-  made by the forward: 6 F bytes for each token, none for parameters
+  2 H + 4 + 6 F bytes for each token, 6 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_tcgen05_fprop, from a model, not measured
     rows < 4096: umma_128x128x64_2
+    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_tcgen05_dgrad, from a model, not measured
     rows < 4096: umma_128x128x64_2
+    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   gemm_tcgen05_wgrad, from a model, not measured
     tokens < 4096: umma_128x128x64_2
+    rows >= 2048 and columns >= 2048: umma_256x256x64_2_2
     columns >= 1024: umma_128x256x64_2
     always: umma_128x128x64_2
   group_sum

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2f5ee0daef0df87f
+# checksum sha256:e8df920c5e4e57bf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "179ccf719527fd57a3e2a81c7c1ff473525880c46e4c0a006105bae92069bf30"
+DIGEST = "c611cbdce2b8c031f1668efe3d4ea24963ce32e707bdee748522bb4d42b58166"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -50,9 +50,7 @@ def _forward_fake(
         else None
     )
     a_columnwise = (
-        x.new_empty((F, -(-(128 * (T // 128 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc2_weight
-        else None
+        x.new_empty((T, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
     )
     a_columnwise_scale = (
         x.new_empty((-(-F // 128), T // 128 + E, 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -60,9 +58,7 @@ def _forward_fake(
         else None
     )
     x_columnwise = (
-        x.new_empty((H, -(-(128 * (T // 128 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else None
+        x.new_empty((T, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
     x_columnwise_scale = (
         x.new_empty((-(-H // 128), T // 128 + E, 32, 4, 4), dtype=torch.float8_e8m0fnu)
@@ -98,7 +94,7 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    fc2_weight: Tensor | None,
+    fc2_weight: Tensor,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -112,13 +108,7 @@ def _backward_1_fake(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1]
     dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     da = (
@@ -131,8 +121,7 @@ def _backward_1_fake(
 
 def _backward_1_flops(
     dy: Tensor,
-    fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
+    fc2_weight: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -141,13 +130,7 @@ def _backward_1_flops(
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1]
     return (
         2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
     ) + (2 * T * H * F if need_dfc2_weight else 0)
@@ -156,7 +139,7 @@ def _backward_1_flops(
 _backward_1 = _library.register(
     "grouped_mlp__mxfp8",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+    "(Tensor dy, Tensor split_sizes, Tensor fc2_weight, Tensor? a_columnwise, "
     "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
@@ -197,7 +180,7 @@ def _backward_2_fake(
         else None
     )
     dh_columnwise = (
-        dy.new_empty((2 * F, -(-(128 * (T // 128 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc1_weight
         else None
     )
@@ -266,22 +249,29 @@ def _backward_4_fake(
     x_columnwise_scale: Tensor | None,
     dh_columnwise: Tensor,
     dh_columnwise_scale: Tensor,
+    fc2_weight: Tensor,
     need_dfc1_weight: bool,
 ) -> Tensor:
     reference.check_backward_4(
-        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+        dy,
+        split_sizes,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        fc2_weight,
     )
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = fc2_weight.shape[-1]
     dfc1_weight = dy.new_empty((E, 2 * F, H))
     return dfc1_weight
 
 
-def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+def _backward_4_flops(dy: Tensor, fc2_weight: Tensor) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = fc2_weight.shape[-1]
     return 2 * T * 2 * F * H
 
 
@@ -289,10 +279,11 @@ _backward_4 = _library.register(
     "grouped_mlp__mxfp8",
     "backward_4",
     "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    "Tensor dh_columnwise, Tensor dh_columnwise_scale, Tensor fc2_weight, "
+    "bool need_dfc1_weight) -> Tensor",
     fake=_backward_4_fake,
     check=reference.check_backward_4,
-    tensors=6,
+    tensors=7,
     mutated=0,
     reference=reference.backward_4,
     flops=_backward_4_flops,
@@ -340,7 +331,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del fc2_weight, a_columnwise, a_columnwise_scale
+    del a_columnwise, a_columnwise_scale
     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
         dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
             _backward_2(
@@ -367,6 +358,7 @@ def _backward(
             x_columnwise_scale,
             dh_columnwise,
             dh_columnwise_scale,
+            fc2_weight,
             need_dfc1_weight,
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
@@ -405,14 +397,13 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight,
             a_columnwise,
             a_columnwise_scale,
             x_columnwise,
@@ -503,14 +494,13 @@ class _GroupedMLPTwin(_transforms.Twin):
         ) = inputs
         _, h, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
-        keep_h = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             split_sizes,
-            probs if keep_h else None,
+            probs if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if keep_h else None,
+            fc2_weight,
             a_columnwise,
             a_columnwise_scale,
             x_columnwise,
@@ -762,29 +752,25 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [T // 128 + E, ceildiv(H, 128), 32, 4, 4]; e8m0;
                                4 4 32 (T // 128 + E) ceildiv(H, 128) bytes; workspace
-  fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
+  fc2_weight_columnwise        [E, H, align(F, 16)]; e4m3; E H align(F, 16) bytes; workspace
   fc2_weight_columnwise_scale  [E, ceildiv(F, 128), ceildiv(H, 128), 32, 4, 4]; e8m0;
                                4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
-  dy_columnwise                [H, align(128 * (T // 128 + E), 16)]; e4m3;
-                               H align(128 (T // 128 + E), 16) bytes; workspace
+  dy_columnwise                [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(H, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; workspace
-  a_columnwise                 [F, align(128 * (T // 128 + E), 16)]; e4m3;
-                               F align(128 (T // 128 + E), 16) bytes; kept for the backward
+  a_columnwise                 [T, align(F, 16)]; e4m3; T align(F, 16) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(F, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(F, 128) (T // 128 + E) bytes; kept for the backward
   dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_rowwise_scale             [T // 128 + E, ceildiv(2 * F, 128), 32, 4, 4]; e8m0;
                                4 4 32 (T // 128 + E) ceildiv(2 F, 128) bytes; between ops
-  fc1_weight_columnwise        [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise        [E, 2 * F, align(H, 16)]; e4m3; E 2 F align(H, 16) bytes; workspace
   fc1_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(2 * F, 128), 32, 4, 4]; e8m0;
                                4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) bytes; workspace
-  dh_columnwise                [2 * F, align(128 * (T // 128 + E), 16)]; e4m3;
-                               2 F align(128 (T // 128 + E), 16) bytes; between ops
+  dh_columnwise                [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_columnwise_scale          [ceildiv(2 * F, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(2 F, 128) (T // 128 + E) bytes; between ops
-  x_columnwise                 [H, align(128 * (T // 128 + E), 16)]; e4m3;
-                               H align(128 (T // 128 + E), 16) bytes; kept for the backward
+  x_columnwise                 [T, align(H, 16)]; e4m3; T align(H, 16) bytes; kept for the backward
   x_columnwise_scale           [ceildiv(H, 128), T // 128 + E, 32, 4, 4]; e8m0;
                                4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; kept for the backward
   dy_row_sums                  [T // 128 + (2 * E + 1), H]; float32; 4 (T // 128 + 2 E + 1) H bytes;
@@ -795,26 +781,27 @@ buffers
 
 forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y, h, a_columnwise,
     a_columnwise_scale, x_columnwise, x_columnwise_scale
-  1. quantize_several: x, split_sizes, fc1_weight, fc2_weight -> x_rowwise, x_rowwise_scale,
-     x_columnwise, x_columnwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+  1. quantize: x, split_sizes -> x_rowwise, x_rowwise_scale, x_columnwise, x_columnwise_scale
+     quantize_e4m3_mx_1x32_untransposed_atoms;
+     2 T H + 8 E + T align(H, 16) + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + 4 4 32
+     ceildiv(H, 128) (T // 128 + E) bytes
+  2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
      fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_mx_1x32_atoms;
-     2 T H + 8 E + 2 E 2 F H + 2 E H F + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + H
-     align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + E 2 F align(H, 16) + 4
-     4 32 E ceildiv(2 F, 128) ceildiv(H, 128) + E H align(F, 16) + 4 4 32 E ceildiv(H, 128)
-     ceildiv(F, 128) bytes
-  2. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
+     2 E 2 F H + 2 E H F + E 2 F align(H, 16) + 4 4 32 E ceildiv(2 F, 128) ceildiv(H, 128) + E H
+     align(F, 16) + 4 4 32 E ceildiv(H, 128) ceildiv(F, 128) bytes
+  3. grouped_gemm fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale,
      split_sizes, fc1_bias -> h
      gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
      T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + E 2 F align(H, 16) + 4 4 32 E
      ceildiv(2 F, 128) ceildiv(H, 128) + 8 E + 2 E 2 F + 2 T 2 F bytes
-  3. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
+  4. pointwise_quantize: h, probs, split_sizes -> a_rowwise, a_rowwise_scale, a_columnwise,
      a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms; 27 T F flop;
-     2 T 2 F + 4 T + 8 E + T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) + F align(128 (T
-     // 128 + E), 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) bytes;
+     pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms; 27 T F flop;
+     2 T 2 F + 4 T + 8 E + T align(F, 16) + T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) +
+     4 4 32 ceildiv(F, 128) (T // 128 + E) bytes;
      rule activation_quantize
-  4. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      split_sizes, fc2_bias -> y
      gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32; 2 T H F flop;
      T align(F, 16) + 4 4 32 (T // 128 + E) ceildiv(F, 128) + E H align(F, 16) + 4 4 32 E ceildiv(H,
@@ -824,24 +811,24 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> df
     dfc2_bias, da
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
-     quantize_e4m3_mx_1x32_atoms;
-     2 T H + 8 E + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + H align(128 (T // 128 +
-     E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+     quantize_e4m3_mx_1x32_untransposed_atoms;
+     2 T H + 8 E + T align(H, 16) + T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + 4 4 32
+     ceildiv(H, 128) (T // 128 + E) + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
   2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_mx_1x32_atoms;
-     2 E H F + E F align(H, 16) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes;
+     quantize_e4m3_mx_1x32_untransposed_atoms;
+     2 E H F + E H align(F, 16) + 4 4 32 E ceildiv(F, 128) ceildiv(H, 128) bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32; 2 T H F flop;
-     T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + E F align(H, 16) + 4 4 32 E ceildiv(F,
+     T align(H, 16) + 4 4 32 (T // 128 + E) ceildiv(H, 128) + E H align(F, 16) + 4 4 32 E ceildiv(F,
      128) ceildiv(H, 128) + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes -> dfc2_weight
+     split_sizes, fc2_weight -> dfc2_weight
      gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32; 2 T H F flop;
-     H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + F align(128 (T // 128
-     + E), 16) + 4 4 32 ceildiv(F, 128) (T // 128 + E) + 8 E + 2 E H F bytes;
+     T align(H, 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + T align(F, 16) + 4 4 32 ceildiv(F,
+     128) (T // 128 + E) + 8 E + 2 E H F bytes;
      if need_dfc2_weight
 backward_2 (dy, split_sizes, probs, h, da) -> dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale,
     dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dprobs or
@@ -849,64 +836,68 @@ backward_2 (dy, split_sizes, probs, h, da) -> dprobs, dfc1_bias, dh_rowwise, dh_
   1. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms; 38 T F flop;
-     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + 2 F
-     align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + 2 E 2 F + 4 (T // 128
-     + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
+     pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms; 38 T F flop;
+     2 T F + 2 T 2 F + 8 T + 8 E + T align(2 F, 16) + T align(2 F, 16) + 4 4 32 (T // 128 + E)
+     ceildiv(2 F, 128) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + 2 E 2 F + 4 (T // 128 + 2 E + 1)
+     2 F + 4 ceildiv(F, 128) T bytes;
      rule activation_gradient_quantize
 backward_3 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
   1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_mx_1x32_atoms;
-     2 E 2 F H + E H align(2 F, 16) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) bytes
+     quantize_e4m3_mx_1x32_untransposed_atoms;
+     2 E 2 F H + E 2 F align(H, 16) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 128) bytes
   2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
-     T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + E H align(2 F, 16) + 4 4 32 E
+     T align(2 F, 16) + 4 4 32 (T // 128 + E) ceildiv(2 F, 128) + E 2 F align(H, 16) + 4 4 32 E
      ceildiv(H, 128) ceildiv(2 F, 128) + 8 E + 2 T H bytes
-backward_4 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
-    -> dfc1_weight, if need_dfc1_weight
+backward_4 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale,
+    fc2_weight) -> dfc1_weight, if need_dfc1_weight
   1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32; 2 T 2 F H flop;
-     2 F align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + H align(128 (T //
-     128 + E), 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) + 8 E + 2 E 2 F H bytes
+     T align(2 F, 16) + 4 4 32 ceildiv(2 F, 128) (T // 128 + E) + T align(H, 16) + 4 4 32 ceildiv(H,
+     128) (T // 128 + E) + 8 E + 2 E 2 F H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
   probs               4 T bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   fc1_weight          2 E 2 F H bytes; if need_dx
   h                   2 T 2 F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  fc2_weight          2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  a_columnwise        F align(128 (T // 128 + E), 16) bytes; if need_dfc2_weight
+  fc2_weight          2 E H F bytes; always
+  a_columnwise        T align(F, 16) bytes; if need_dfc2_weight
   a_columnwise_scale  4 4 32 ceildiv(F, 128) (T // 128 + E) bytes; if need_dfc2_weight
-  x_columnwise        H align(128 (T // 128 + E), 16) bytes; if need_dfc1_weight
+  x_columnwise        T align(H, 16) bytes; if need_dfc1_weight
   x_columnwise_scale  4 4 32 ceildiv(H, 128) (T // 128 + E) bytes; if need_dfc1_weight
-  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(128 (T // 128 + E), 16) + 4 4 32
-      ceildiv(F, 128) (T // 128 + E) + H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T
-      // 128 + E) bytes, inputs and parameters included
-  made by the forward: 5 F + 4 ceildiv(F, 128) + H + 4 ceildiv(H, 128) bytes for each token, none
-      for parameters
-  peak of the backward, with all gradients: 1.79 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.67 GB at E = 128, F = 2048, H = 2048, T = 32768
+  at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + T align(F, 16) + 4 4 32 ceildiv(F, 128) (T //
+      128 + E) + T align(H, 16) + 4 4 32 ceildiv(H, 128) (T // 128 + E) bytes, inputs and parameters
+      included
+  4 + 4 F + align(F, 16) + 4 ceildiv(F, 128) + align(H, 16) + 4 ceildiv(H, 128) bytes for each
+      token, 4 F + align(F, 16) + 4 ceildiv(F, 128) + align(H, 16) + 4 ceildiv(H, 128) of the
+      forward's, none for parameters
+  peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.57 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
-  quantize_e4m3_mx_1x32_atoms
+  quantize_e4m3_mx_1x32_untransposed_atoms
     always: the only one
   gemm_mx_tcgen05_fprop_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_dgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     rows < 4096: umma_128x128x128_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_mx_tcgen05_wgrad_e4m3_e4m3_mx_1x32_fp32, from a model, not measured
     tokens < 4096: umma_128x128x128_2
+    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
     columns >= 1024 and k >= 4096: umma_128x256x128_1
     always: umma_128x128x128_2
-  pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_atoms
+  pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32_untransposed_atoms
     always: the only one
-  pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_atoms
+  pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32_untransposed_atoms
     always: the only one
   quantize_several_e4m3_mx_1x32_atoms
     always: the only one

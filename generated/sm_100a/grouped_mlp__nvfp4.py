@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:62ddaeaa49fbe059
+# checksum sha256:54a183c91655e2a5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "4d73c88ea9011b8dfcf4c626ba1fa25c6834319d3e61f14adfbfa9ef9fb7a54b"
+DIGEST = "d727d9b5d2ed93ec3ace569e9039c06cd5f20c648025301204570e1849263816"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -980,8 +980,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(128 (T // 128 + E), 32) // 2) + 4 4
       32 ceildiv(F, 128) 2 (T // 128 + E) + 4 2 E + H (align(128 (T // 128 + E), 32) // 2) + 4 4 32
       ceildiv(H, 128) 2 (T // 128 + E) bytes, inputs and parameters included
-  made by the forward: 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token,
-      none for parameters
+  4 + 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token, 9 F / 2 + 8
+      ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) of the forward's, none for parameters
   peak of the backward, with all gradients: 1.69 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.53 GB at E = 128, F = 2048, H = 2048, T = 32768
 
@@ -992,6 +992,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_nv_tcgen05_fprop_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
     rows < 4096: umma_128x128x256_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   pointwise_scaled_swiglu_forward
@@ -1000,10 +1001,12 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
     rows < 4096: umma_128x128x256_2
+    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32, from a model, not measured
     tokens < 4096: umma_128x128x256_2
+    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
     columns >= 1024 and k >= 4096: umma_128x256x256_1
     always: umma_128x128x256_2
   pointwise_scaled_swiglu_backward

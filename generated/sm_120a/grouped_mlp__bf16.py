@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:57e348ce25e2d338
+# checksum sha256:0621babfa228efbb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "2b66813e5c6aba5fdae01262000209c1f8f563d950f7bc253b64127c582d239f"
+DIGEST = "c72af9b1cb13da8bde5599ab6a29b5a47afba6676b589cbfa807cbaf2175cce6"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -687,7 +687,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight   2 E H F bytes    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 T F + 2 E H F bytes, inputs and parameters
       included
-  made by the forward: 6 F bytes for each token, none for parameters
+  2 H + 4 + 6 F bytes for each token, 6 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, T = 32768
 

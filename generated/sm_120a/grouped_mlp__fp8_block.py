@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:091a49a1d08030b9
+# checksum sha256:72279b8683f4ba2b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "82dfece0614368e57ce2069222d9298f33bf5b612fef9c346c41ce88f8fcc772"
+DIGEST = "5c55528ce5ee09d44fdc5f35216ba619aefefeb60289d2e044520b5cace918a4"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -885,8 +885,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(128 (T // 128 + E), 16) + 4 4 32
       ceildiv(F, 128) (T // 128 + E) + H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T
       // 128 + E) bytes, inputs and parameters included
-  made by the forward: 5 F + 4 ceildiv(F, 128) + H + 4 ceildiv(H, 128) bytes for each token, none
-      for parameters
+  4 + 5 F + 4 ceildiv(F, 128) + H + 4 ceildiv(H, 128) bytes for each token, 5 F + 4 ceildiv(F, 128)
+      + H + 4 ceildiv(H, 128) of the forward's, none for parameters
   peak of the backward, with all gradients: 1.79 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.67 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:42460a0257470bf9
+# checksum sha256:eb9f01563a6dc819
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "968f4e6863808a9026a7e68b2d458132e581b3a92890e4f0b8af66b6d8d08c24"
+DIGEST = "83d56ecfee2b28197e489bb42eeb52bd246353d5bf495a7ce803d25f074e3fe6"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -884,8 +884,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(128 (T // 128 + E), 16) + 4 4 32
       ceildiv(F, 128) (T // 128 + E) + H align(128 (T // 128 + E), 16) + 4 4 32 ceildiv(H, 128) (T
       // 128 + E) bytes, inputs and parameters included
-  made by the forward: 5 F + 4 ceildiv(F, 128) + H + 4 ceildiv(H, 128) bytes for each token, none
-      for parameters
+  4 + 5 F + 4 ceildiv(F, 128) + H + 4 ceildiv(H, 128) bytes for each token, 5 F + 4 ceildiv(F, 128)
+      + H + 4 ceildiv(H, 128) of the forward's, none for parameters
   peak of the backward, with all gradients: 1.79 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.67 GB at E = 128, F = 2048, H = 2048, T = 32768
 

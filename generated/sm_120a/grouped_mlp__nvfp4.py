@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ceec6c022ca1ae6a
+# checksum sha256:bdcd0bf27a19e16d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "16ac256efbde6e158f2b7cd62a1a618faf619d68b2f29dc84f69128465cf9aed"
+DIGEST = "8041228992ba3fd41bc6924f713b7abf04a3d4e11af899fa5f137cc7fb0c1825"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -980,8 +980,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(128 (T // 128 + E), 32) // 2) + 4 4
       32 ceildiv(F, 128) 2 (T // 128 + E) + 4 2 E + H (align(128 (T // 128 + E), 32) // 2) + 4 4 32
       ceildiv(H, 128) 2 (T // 128 + E) bytes, inputs and parameters included
-  made by the forward: 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token,
-      none for parameters
+  4 + 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token, 9 F / 2 + 8
+      ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) of the forward's, none for parameters
   peak of the backward, with all gradients: 1.69 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.53 GB at E = 128, F = 2048, H = 2048, T = 32768
 

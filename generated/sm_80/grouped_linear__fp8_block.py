@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ceedaabcae87075c
+# checksum sha256:a0d33b1cccf81949
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "1fda35cea13a5a77f3db8ab7f7ef617d9b306deed7ab61b24a3a15dc29a250bd"
+DIGEST = "61bf44574c65e47307b8b5dc815ad593fab09cd1c0dc55b05632bd9023cda1a3"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 
@@ -430,7 +430,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) K bytes             if need_dweight
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes, inputs and
       parameters included
-  made by the forward: 33 K / 32 bytes for each token, none for parameters
+  33 K / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.22 GB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
 

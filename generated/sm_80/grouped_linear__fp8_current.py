@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5eecec5f41633425
+# checksum sha256:d693d3d1b1d76ef6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5918a7a9f98048eb471e9380482769433c2d88b29e4c7c91abac91a0ce4c3034"
+DIGEST = "11050f6939d27a985a63096463ff0284bb0a78ab85138df73afe94f129955ca5"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -425,7 +425,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise        K align(32 (T // 32 + E), 16) bytes  if need_dweight
   x_columnwise_scale  4 E bytes                            if need_dweight
   at most 12 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.21 GB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
 

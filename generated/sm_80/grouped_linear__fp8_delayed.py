@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ae356fbe7cac4b90
+# checksum sha256:06a16e18d14c2879
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "3303ef0d4c2511ff27c39b5a0bc2723cffd2d95d6aeca4ba0f801e7f8c46e282"
+DIGEST = "8e55b93d4c7d145d4dfd01071329450e435c1ed49c7e0b9dbf3827f5eb72aa08"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -541,7 +541,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes                            if need_dweight
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.21 GB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
 

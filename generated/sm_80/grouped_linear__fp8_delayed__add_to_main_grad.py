@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:773535d802661d3c
+# checksum sha256:b18352e2ed7f5de8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "06b5990facfa8634a1bb23d45f6042b8054cdfff7af792dac0ec314042deb8f9"
+DIGEST = "b1d9634c50b7c6295fb9038c43978607b9f3c3fa9911fbbd0a27ac43fa54cda2"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -544,7 +544,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes                            if need_dweight
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.08 GB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
 

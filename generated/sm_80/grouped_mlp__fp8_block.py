@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:461c8840f6428904
+# checksum sha256:7bd0053a8a935947
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "3bcfad6e68dbecd8ab8ee2fca684e146e142a58dbcb3230eba146cb2416b6b99"
+DIGEST = "6922680a04d25587a93b77b492b3a2abfb85bbe3681dd244c582654a7e4912a4"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -907,7 +907,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.94 GB at E = 128, F = 2048, H = 2048, T = 32768
 

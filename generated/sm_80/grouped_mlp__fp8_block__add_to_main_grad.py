@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4a0e570155adb67e
+# checksum sha256:a6defd0e5d938983
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1c54388a20509442c2ae63b1d4675e3236a3c2fa5d04fc1dacef827f70708c12"
+DIGEST = "4ead47b409593418f404446283a8b82716d8a7a1b5c735d331890deff3aa8b3f"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -948,7 +948,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 2.04 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.87 GB at E = 128, F = 2048, H = 2048, T = 32768
 

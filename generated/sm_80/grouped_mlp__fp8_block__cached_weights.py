@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d836a33ad55e6fb7
+# checksum sha256:e8489c4449fbeafc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "57a86b9dd360b8f920d3b6e12ce29f830e79045ae92086aba072bfae0de6ff71"
+DIGEST = "f5f666ada54bb014811b6be522480ba1946c404da00653825e09ede85b483bd8"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -1305,7 +1305,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + H align(32 (T
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.05 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1664def3defbc00e
+# checksum sha256:8c149784dacd3023
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "d44903574e44f164035c7251e56a3a0b3269c63abcba29cbb4d54e511e831a05"
+DIGEST = "177b469c7613c4f18d7a213dfd88e5c35a8a44323a14da7aa109451375c9d469"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -896,7 +896,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
 

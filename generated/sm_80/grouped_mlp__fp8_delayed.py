@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:201076811e313866
+# checksum sha256:1dd791ad2e5a4c75
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "aedc7faddd4744836945a986a93087b086d10cced421af71a1b950d869dbe40d"
+DIGEST = "c0593a07e1d667f52fbcbb797ef60d27d89873f5e4105eeeff28adf2fb3f941e"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -1102,7 +1102,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
 

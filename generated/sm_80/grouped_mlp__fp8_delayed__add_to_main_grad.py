@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fc976bf8b01820b9
+# checksum sha256:ecbda911bd87ae48
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "7efb0049c1af50ea4de2574d5c9c5da56fa8c514f3afefbee147b31ec0f92833"
+DIGEST = "91c90d620089b9ef6bf0264e5d5e3409d84b85e880f39c7208bc90e88f395873"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -1090,7 +1090,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.02 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.85 GB at E = 128, F = 2048, H = 2048, T = 32768
 

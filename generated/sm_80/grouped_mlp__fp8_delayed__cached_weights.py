@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2a74ca607ecdbba8
+# checksum sha256:f8862fffbadd0020
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "404afb311adea01625f79144631ff03e9c93df22c15030d1c2e954418ea3b9b6"
+DIGEST = "d048e3341b9d8b8e3c8cf4adeb52b967a4c55e013c3cde3a264c56e7f3e9b4d9"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1427,7 +1427,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16)
       bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.04 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:760855499abb17b4
+# checksum sha256:7472485e2b6638d0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "6373e22707c14df87a34155d1ae70100381886a0d93b9003bc7e3b6337a3d5bd"
+DIGEST = "258111dbfe5337870a26bb086f6093e4d5bc1c32249a775901dd020f76050f37"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -1089,7 +1089,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + H align(32 (T // 32 + E), 16) bytes, inputs
       and parameters included
-  made by the forward: 4 F + H bytes for each token, none for parameters
+  4 + 4 F + H bytes for each token, 4 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
 

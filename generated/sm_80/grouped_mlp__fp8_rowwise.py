@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2183a6fe23e43eee
+# checksum sha256:f2f3beedc57fb3cb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "5ad4b21a8be9a778c7a3224a4f535c629fc82104bbf7c5549d44b3aa4120c664"
+DIGEST = "b39595993dc1e368407d2acf90c2ffe1945be8dcfba67b9bc6df878f348f48be"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 
@@ -903,7 +903,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 E F + H
       align(32 (T // 32 + E), 16) + 4 E H bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e987cba0564a5e1b
+# checksum sha256:369a58b9ae3911e3
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "393b6b62f07ce7995bf2bd122ac69238f924ba2a8e7f15e8c70d7730329039cd"
+DIGEST = "4f011a12b23b3d76ac556f949173f5d7982a0186c1a89790ecd1c84587ed9b16"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -490,7 +490,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise        K align(T, 16) bytes       if need_dfc_weight
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
-  made by the forward: 2 D + 33 K / 32 bytes for each token, none for parameters
+  2 D + 33 K / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.12 GB at D = 4096, K = 4096, T = 32768
   peak of the backward, with all gradients: 549 MB at D = 2048, K = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9f9714f40fa8dc37
+# checksum sha256:1ad52d3ae388ae11
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "e07f2d2ae68be981a8434090bded31713730c4ee134612ba4f309a00550ae73f"
+DIGEST = "18db2c018deadea30363402acabb4e048b3c2ee8f6dc4b252b4f25ea3ccb981c"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -789,7 +789,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
   at most 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  161 F / 32 + 33 H / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.68 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 831 MB at F = 2048, H = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c0f3cb106753bdf2
+# checksum sha256:4ea07760462dcdfe
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "2c659816865b2e0c17d97efc22c68c62f8b6a8ab1d12401ef3f3bbb175387785"
+DIGEST = "3b00f2ce5bbc9af4efd58b093df77386989b0cc87558c2deb21624bfcf94853d"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -981,7 +981,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 bytes               if need_dx or need_dfc1_weight or need_dfc1_bias
   at most 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16) bytes, inputs and
       parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  5 F + H bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.65 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 818 MB at F = 2048, H = 2048, T = 32768
 

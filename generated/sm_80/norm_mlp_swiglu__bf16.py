@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a2b4fa4f59cbdc71
+# checksum sha256:2b3aec41e9ce233c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "81b2e90930864a7e2bf3090c2bc10327dd2112729440f4e8300e952f6edae293"
+DIGEST = "c4c06274d2c3973f8dc7d4e4fae8a2ea122347f892a8a9acbbf9744c6a3e05cb"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -737,7 +737,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight   2 H F bytes    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 4 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 T F + 2 H F bytes, inputs and parameters
       included
-  made by the forward: 4 + 2 H + 6 F bytes for each token, none for parameters
+  4 H + 4 + 6 F bytes for each token, 4 + 2 H + 6 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.64 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 814 MB at F = 2048, H = 2048, T = 32768
 

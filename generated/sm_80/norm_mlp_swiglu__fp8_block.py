@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:777bfd9a700bd62f
+# checksum sha256:4e4b072330df83b5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "aadec8f85332002eab265908d0952fc6ea989a02159f0533e0ff062e65cc2a38"
+DIGEST = "b3ba9a44a70728a71af9ffb99c37e8facfd54f6cd1113b038eb35bd6e6f4c1ab"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -961,7 +961,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   n_columnwise_scale  4 ceildiv(T, 128) H bytes; if need_dfc1_weight
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H
       align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
-  made by the forward: 4 + 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  97 H / 32 + 4 + 161 F / 32 bytes for each token, 4 + 161 F / 32 + 33 H / 32 of the forward's, none
+      for parameters
   peak of the backward, with all gradients: 1.68 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 831 MB at F = 2048, H = 2048, T = 32768
 

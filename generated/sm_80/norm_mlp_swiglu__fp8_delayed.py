@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9bfdd51cb20bb72f
+# checksum sha256:8be624f6a647436c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "9d05c4f16c5b522386f3e7ac695669bf93c6a5c65b56bc3adc20031fc50a1389"
+DIGEST = "2554ad6b4c8a94d8117e94f52e5d741c65f30008650c95e20b4eeb2ce6c8bb72"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -1135,7 +1135,7 @@ saved for the backward, each only if a gradient that needs it is asked for
                          if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
       bytes, inputs and parameters included
-  made by the forward: 4 + 5 F + H bytes for each token, none for parameters
+  3 H + 4 + 5 F bytes for each token, 4 + 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.65 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 818 MB at F = 2048, H = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2364e24fbd2174b6
+# checksum sha256:31cac5441e8d5f6c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "cd9a26c55886498e743c4ca9667763f79e4ac4a909d8ba6d4f6c366485a906ec"
+DIGEST = "27939dd5072f11d7b08e31465dd8e56a0855ff52c14a0a2481c26ce8a6c7c816"
 _library.join("norm_qkv__bf16", DIGEST)
 
 
@@ -519,7 +519,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   n            2 T H bytes    if need_dqkv_weight
   qkv_weight   2 3 V H bytes  if need_dx or need_dnorm_weight
   at most 4 T H + 8 T P + 2 H + 4 T + 2 3 V H bytes, inputs and parameters included
-  made by the forward: 4 + 2 H bytes for each token, none for parameters
+  4 H + 8 P + 4 bytes for each token, 4 + 2 H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.44 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 696 MB at H = 2048, P = 2048, T = 32768, V = 2048
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6d2628b342d7c942
+# checksum sha256:c7527093a77f2a61
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "a4acde40a54035af7138c9ed6a345235a86c74ece8e2d9a5ad1c887c375be505"
+DIGEST = "83a2f81f8042dd9a690eeb80b0c3fdaf506a5bb7fe3b80298b208c314141b7e1"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 
@@ -617,7 +617,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   n_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dqkv_weight
   at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs
       and parameters included
-  made by the forward: 4 + 33 H / 32 bytes for each token, none for parameters
+  97 H / 32 + 8 P + 4 bytes for each token, 4 + 33 H / 32 of the forward's, none for parameters
   peak of the backward, with all gradients: 1.82 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 900 MB at H = 2048, P = 2048, T = 32768, V = 2048
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b4a2eb8f54e16b28
+# checksum sha256:23ca4ac0bc0a8e9e
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "6440bc70f7887693896db06500dcd2f06b401e5b1bd6e9a3bb1bb50f867bb1a0"
+DIGEST = "76dda360fc7a7f205d7f285955d978600cbc6dd5d59a37ade4b575b0f97c40c2"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
@@ -722,7 +722,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   qkv_weight_scale_used  4 bytes               if need_dx or need_dnorm_weight
   at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 8 bytes, inputs and parameters
       included
-  made by the forward: 4 + H bytes for each token, none for parameters
+  3 H + 8 P + 4 bytes for each token, 4 + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.80 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 885 MB at H = 2048, P = 2048, T = 32768, V = 2048
 

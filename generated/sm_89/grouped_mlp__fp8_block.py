@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b025933f55d96ecd
+# checksum sha256:dd20fdddfbb543f7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "85346f15a88cb7eca0e39d08c6791f2d4df7c06ccb7c599753f80be18943d1d5"
+DIGEST = "318c24fa08cf573622c897931ff84515063a3922d5542ec4abd1ebca315769a0"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -883,7 +883,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 

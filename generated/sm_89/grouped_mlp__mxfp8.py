@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5b2b2d9cd7dd86ab
+# checksum sha256:d5a7db8b489dd59f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "4e781a3480281be818eb9a0b34f1a5ccb6dcb30f61191ff1a66b9df3b5d8fcd3"
+DIGEST = "fa47aa2f25dd7d48d001ee6b42a3087d30aa32eacd17cf7d83e59adf2190e6ed"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -894,7 +894,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  (T // 32 + E) H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + (T // 32 + E)
       F + H align(32 (T // 32 + E), 16) + (T // 32 + E) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.97 GB at E = 128, F = 2048, H = 2048, T = 32768
 

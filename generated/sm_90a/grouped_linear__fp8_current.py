@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2685dde70f76cf59
+# checksum sha256:dd112d7a2bd295c2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "e0133f5537e80045a816a5ec7eb1b2240072caf7602ee1b5bb2d3de95c8215b9"
+DIGEST = "76790ff58ee53a52d72005971007138c1b5916ef6d448cef80688e163f201bb3"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 
@@ -398,7 +398,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise        K align(32 (T // 32 + E), 16) bytes  if need_dweight
   x_columnwise_scale  4 E bytes                            if need_dweight
   at most 12 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: K bytes for each token, none for parameters
+  K bytes for each token, none for parameters
   peak of the backward, with all gradients: 807 MB at E = 8, K = 4096, N = 4096, T = 32768
   peak of the backward, with all gradients: 1.36 GB at E = 128, K = 2048, N = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6b5ae634b9d2643b
+# checksum sha256:cd5365516a01f376
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "bbebb9c074d01d5c3539be0139ab56b356dcc362c01846edacd316f284e83d51"
+DIGEST = "34cf985d28937cc02ca3ffaa11362a44e4f237535cf279de128b993751d061c6"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -883,7 +883,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:55ad1786103043d6
+# checksum sha256:aa7675032d95f525
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "818695fc69739846d085e9a7e53b0422a2ae17a750a7b674d92d172a82103029"
+DIGEST = "6d59021a61b75e37f5f91da5f7f6b53c821c1bb8e8533c5683138608b0bfe517"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -912,7 +912,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + 4 (T // 128 +
       E) F + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters
       included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.51 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 1.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e6b0a35d6bc7de85
+# checksum sha256:1dfd9052e19bd836
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "0f7763480f6dd8a485353756256b8cc5a8c7aa89e8b582b30e954053430c7cec"
+DIGEST = "da98307bd7192770ab580433f6242ee5ed599337d01a3ae977b366dc66175038"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -1284,7 +1284,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 (T // 128 + E) H bytes; if need_dfc1_weight
   at most 8 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + H align(32 (T
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a37af246f5e80cd3
+# checksum sha256:4fac73a1f918296a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "09939f836e04469315d79ed9ef79bc254c479efc3838f742867053aa20a54f13"
+DIGEST = "6124af2912528005ea45ba56671a7e3cb85a12d3ae643b7d723f17e65447166b"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 
@@ -892,7 +892,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       (T // 32 + E), 16) + 4 (T // 128 + E) F + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
       ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and
       parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, 1 for each parameter of a GEMM
+  4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, 1 for
+      each parameter of a GEMM
   peak of the backward, with all gradients: 2.33 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.59 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:268126df7ba9d75a
+# checksum sha256:4fb7f8aeb9da0b8b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "07cdc64c030546377498f55a92d64aa89ff023e2fab98d5f31d7080ab4fa9165"
+DIGEST = "c72ac39ae5a4fa9958424c2bd1bd8f4e50689343e96a1c7e9cbf16227ffa3c40"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -882,7 +882,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
 

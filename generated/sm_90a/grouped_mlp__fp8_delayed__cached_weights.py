@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8583d489e7a956de
+# checksum sha256:ddec31c69f8b1991
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "fd4d6c514bbc273c4b54440b9908c4deb3f95f981f8f160900e27baf1871ed8b"
+DIGEST = "23faede4ed19fb7e96428cdfd7ffa66114d34c362ef16d785401d0750e684acc"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1408,7 +1408,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 E bytes; if need_dfc1_weight
   at most 16 E + 4 T + 2 T 2 F + F align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16)
       bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, none for parameters
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.76 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:348213a19ea71263
+# checksum sha256:ccefb8f1f33110d8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "633266f200ef8869895ecce426e17bfa4bf7f79815d38c28a19f9db673b5d204"
+DIGEST = "63dc235128a21cd3d74a3d7008580badcc94b7ad2e4e7b793ec4d74d86dec0b1"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 
@@ -1003,7 +1003,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale           4 E bytes; if need_dfc1_weight
   at most 24 E + 4 T + 2 T 2 F + E F align(H, 16) + F align(32 (T // 32 + E), 16) + E H align(2 F,
       16) + H align(32 (T // 32 + E), 16) bytes, inputs and parameters included
-  made by the forward: 5 F + H bytes for each token, 1 for each parameter of a GEMM
+  4 + 5 F + H bytes for each token, 5 F + H of the forward's, 1 for each parameter of a GEMM
   peak of the backward, with all gradients: 2.30 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:458a09cc38910576
+# checksum sha256:d0cf9187ea582481
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "34dfea1658d4d1d16e5bbd80342695f4946d6a60735f7085a47b339bd1217a13"
+DIGEST = "d496a75c72c67249ffec8dc804f5a5e88ab450e4d2e248c95c0e840ce675372b"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -1037,7 +1037,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc2_weight_scale_used  4 E bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + H align(32 (T // 32 + E), 16) bytes, inputs
       and parameters included
-  made by the forward: 4 F + H bytes for each token, none for parameters
+  4 + 4 F + H bytes for each token, 4 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.76 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7d40e76c37c1f492
+# checksum sha256:9a80b6d7fd5eb60a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a95b865037fc169d7de5621037075c4b30067f4e4926fc5cec2ceabda9aa5ffd"
+DIGEST = "17eca8fa2c5ecc652ae7725574c9ab04e1882069b1cff4a30872d8003c26d82f"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -1039,7 +1039,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F (align(32 (T // 32 + E), 32) // 2) + (T //
       16 + E) F + 4 2 E + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H bytes, inputs and
       parameters included
-  made by the forward: 73 F / 16 + 9 H / 16 bytes for each token, none for parameters
+  4 + 73 F / 16 + 9 H / 16 bytes for each token, 73 F / 16 + 9 H / 16 of the forward's, none for
+      parameters
   peak of the backward, with all gradients: 2.11 GB at E = 8, F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 4.23 GB at E = 128, F = 2048, H = 2048, T = 32768
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0e15891a0b920372
+# checksum sha256:24862b018e564611
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "52e4061b27b5caaa46b72b9c607d3b88f3225b6e71202ea8684f2546c6542ff4"
+DIGEST = "92c360c9930a459ee6b4275ac86f3c43e805b83ed8fd139929438a58da8fe89b"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -497,7 +497,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise        K align(T, 16) bytes       if need_dfc_weight
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
-  made by the forward: 2 D + 33 K / 32 bytes for each token, none for parameters
+  2 D + 33 K / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 717 MB at D = 4096, K = 4096, T = 32768
   peak of the backward, with all gradients: 350 MB at D = 2048, K = 2048, T = 32768
 

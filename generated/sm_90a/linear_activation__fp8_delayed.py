@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ed52eae0e8aa9409
+# checksum sha256:2efcbdac9c46adaa
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "40eed437355e5554509ed833724804c042d54d15dc451cb2b6bdce5e9b86b5c5"
+DIGEST = "f96f7b67d48fc05428f002950e443ce9d9af0b9e103b451e709a96cd64830528"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -603,7 +603,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale    4 bytes               if need_dfc_weight
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
-  made by the forward: 2 D + K bytes for each token, none for parameters
+  2 D + K bytes for each token, none for parameters
   peak of the backward, with all gradients: 705 MB at D = 4096, K = 4096, T = 32768
   peak of the backward, with all gradients: 344 MB at D = 2048, K = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1354d6e2ee96269f
+# checksum sha256:fd784ec25629da17
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "491c746e60fa8c5b673b8bca94c8926ff957e6eb9164eb245a1310104feedafb"
+DIGEST = "094e14ef1e4f62264dafe4c24e8459c19b3fe08d41c0768da2c580f4216a5479"
 _library.join("mlp__bf16", DIGEST)
 
 
@@ -581,7 +581,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   a           2 T F bytes  if need_dfc2_weight
   fc2_weight  2 H F bytes  if need_dx or need_dfc1_weight or need_dfc1_bias
   at most 2 T H + 2 F H + 4 T F + 2 H F bytes, inputs and parameters included
-  made by the forward: 4 F bytes for each token, none for parameters
+  2 H + 4 F bytes for each token, 4 F of the forward's, none for parameters
   peak of the backward, with all gradients: 839 MB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 411 MB at F = 2048, H = 2048, T = 32768
 

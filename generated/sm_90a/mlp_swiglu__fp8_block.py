@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ce7fd42bd2f9435f
+# checksum sha256:3a0df8253f2e5eb0
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "5445c7f0bf659856f7d8a6cfa02c2d670914946933292b0c560adc5162d91b6b"
+DIGEST = "de72108630889fbfc27f00a2b1bdfdd33e5e402c92575207cad3f61f42c33988"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -764,7 +764,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dfc1_weight
   at most 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
-  made by the forward: 161 F / 32 + 33 H / 32 bytes for each token, none for parameters
+  161 F / 32 + 33 H / 32 bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.54 GB at F = 4096, H = 4096, T = 32768
   peak of the backward, with all gradients: 761 MB at F = 2048, H = 2048, T = 32768
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:119080c908b08c9a
+# checksum sha256:a2e0078fe7de0971
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "756a6350c85608b64f91c5ab314c81d49c8ea282341b811e8879d05bdae30659"
+DIGEST = "2d333c84b4b6bedec20d5f4443fa42a72e33e51f6004de986b6b5aecf5995bc8"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -41,32 +41,20 @@ def _forward_fake(
     need_dfc1_bias: bool,
     norm_eps: float,
 ) -> tuple[
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
+    Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     reference.check_forward(x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     F = fc2_weight.shape[-1]
-    keep_norm_rstd = need_dx or need_dnorm_weight
-    keep_h = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
     y = x.new_empty((*x.shape[:-1], H))
-    norm_rstd = x.new_empty((*x.shape[:-1],), dtype=torch.float32) if keep_norm_rstd else None
-    h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else None
-    fc2_weight_columnwise = (
-        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn) if keep_h else None
+    norm_rstd = (
+        x.new_empty((*x.shape[:-1],), dtype=torch.float32) if need_dx or need_dnorm_weight else None
     )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((-(-H // 128), -(-F // 128)), dtype=torch.float32) if keep_h else None
+    h = (
+        x.new_empty((*x.shape[:-1], 2 * F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else None
     )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc2_weight else None
@@ -74,35 +62,13 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc2_weight else None
     )
-    fc1_weight_columnwise = (
-        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_norm_rstd
-        else None
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((-(-(2 * F) // 128), -(-H // 128)), dtype=torch.float32)
-        if keep_norm_rstd
-        else None
-    )
     n_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
     )
     n_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dfc1_weight else None
     )
-    return (
-        y,
-        norm_rstd,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-    )
+    return y, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale
 
 
 def _forward_flops(x: Tensor, fc2_weight: Tensor) -> int:
@@ -118,8 +84,7 @@ _forward = _library.register(
     "(Tensor x, Tensor norm_weight, Tensor fc1_weight, Tensor fc2_weight, "
     "Tensor? fc1_bias, Tensor? fc2_bias, bool need_dx, bool need_dnorm_weight, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "float norm_eps) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?)",
+    "float norm_eps) -> (Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=6,
@@ -129,20 +94,11 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
@@ -150,49 +106,31 @@ def _backward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    reference.check_backward(
-        dy,
-        x,
-        norm_weight,
-        norm_rstd,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-    )
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, fc2_weight, a_columnwise, a_columnwise_scale)
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
-    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else None
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -204,42 +142,241 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+        2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "norm_mlp_swiglu__fp8_block",
+    "backward_1",
+    "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "bool need_dx, bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, "
+    "Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, h, da)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    need_dh_rowwise = need_dx or need_dnorm_weight
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dh_rowwise
+        else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((-(-(2 * F) // 128), 32 * (T // 32 + 1)), dtype=torch.float32)
+        if need_dh_rowwise
+        else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), 2 * F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "norm_mlp_swiglu__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor da, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, bool need_dfc1_bias, float norm_eps) -> (Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    fc1_weight: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        n_columnwise,
+        n_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
+    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    return dx, dnorm_weight, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 2 * F * H if need_dfc1_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "norm_mlp_swiglu__fp8_block",
-    "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
-    "Tensor? n_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias, float norm_eps) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=13,
+    "backward_3",
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
+    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "bool need_dx, bool need_dnorm_weight, bool need_dfc1_weight, "
+    "float norm_eps) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=11,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        n_columnwise,
+        n_columnwise_scale,
+    ) = left
+    left.clear()
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dnorm_weight
+    ) = dfc1_weight = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dnorm_weight,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+        norm_eps,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
+            dy, h, da, need_dx, need_dnorm_weight, need_dfc1_weight, need_dfc1_bias, norm_eps
+        )
+        del h, da
+    if need_dx or need_dnorm_weight or need_dfc1_weight:
+        dx, dnorm_weight, dfc1_weight = _backward_3(
+            dy,
+            x,
+            norm_weight,
+            norm_rstd,
+            fc1_weight,
+            n_columnwise,
+            n_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            norm_eps,
+        )
+    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _SwiGLUNormMLP(torch.autograd.Function):
@@ -261,31 +398,21 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         norm_eps: float,
     ) -> Tensor:
-        (
-            y,
-            norm_rstd,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = _forward(
-            x,
-            norm_weight,
-            fc1_weight,
-            fc2_weight,
-            fc1_bias,
-            fc2_bias,
-            need_dx,
-            need_dnorm_weight,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dfc1_bias,
-            norm_eps,
+        y, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale = (
+            _forward(
+                x,
+                norm_weight,
+                fc1_weight,
+                fc2_weight,
+                fc1_bias,
+                fc2_bias,
+                need_dx,
+                need_dnorm_weight,
+                need_dfc1_weight,
+                need_dfc2_weight,
+                need_dfc1_bias,
+                norm_eps,
+            )
         )
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.set_materialize_grads(False)
@@ -293,13 +420,13 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
+            fc1_weight if keep_norm_rstd else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight
+            if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+            else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -319,9 +446,11 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc2_weight = needs[3]
         need_dfc1_bias = needs[4]
         need_dfc2_bias = needs[5]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             need_dx,
             need_dnorm_weight,
             need_dfc1_weight,
@@ -375,30 +504,18 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             _,
             _,
             need_dx,
             need_dnorm_weight,
+            need_dfc1_weight,
             _,
-            _,
-            _,
+            need_dfc1_bias,
             norm_eps,
         ) = inputs
-        (
-            _,
-            norm_rstd,
-            h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
-            a_columnwise,
-            a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = output
+        _, norm_rstd, h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.set_materialize_grads(False)
@@ -406,13 +523,13 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
+            fc1_weight if keep_norm_rstd else None,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
+            fc2_weight
+            if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+            else None,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -649,7 +766,7 @@ buffers
   y                            [T..., H]; io; 2 T H bytes; output
   dx                           [T..., H]; io; 2 T H bytes; gradient
   dy                           [T..., H]; io; 2 T H bytes; gradient in
-  da                           [T..., F]; io; 2 T F bytes; workspace
+  da                           [T..., F]; io; 2 T F bytes; between ops
   dfc2_weight                  [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                    [H]; io; 2 H bytes; gradient
   dn                           [T..., H]; io; 2 T H bytes; workspace
@@ -671,24 +788,23 @@ buffers
   dy_rowwise                   [T, align(H, 16)]; e4m3; T align(H, 16) bytes; workspace
   dy_rowwise_scale             [ceildiv(H, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(H, 128) 32 (T // 32 + 1) bytes; workspace
-  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
+  fc2_weight_columnwise        [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale  [ceildiv(H, 128), ceildiv(F, 128)]; float32;
-                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; kept for the backward
+                               4 ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_columnwise                [H, align(T, 16)]; e4m3; H align(T, 16) bytes; workspace
   dy_columnwise_scale          [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes; workspace
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
+  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
   dh_rowwise_scale             [ceildiv(2 * F, 128), 32 * (T // 32 + 1)]; float32;
-                               4 ceildiv(2 F, 128) 32 (T // 32 + 1) bytes; workspace
-  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
-                               kept for the backward
+                               4 ceildiv(2 F, 128) 32 (T // 32 + 1) bytes; between ops
+  fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale  [ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
-                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; kept for the backward
-  dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; workspace
+                               4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
+  dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; between ops
   dh_columnwise_scale          [ceildiv(T, 128), 2 * F]; float32; 4 ceildiv(T, 128) 2 F bytes;
-                               workspace
+                               between ops
   n_columnwise                 [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
   n_columnwise_scale           [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
                                kept for the backward
@@ -699,8 +815,7 @@ buffers
                                workspace
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_rstd, h,
-    fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
+    a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale
   1. norm_quantize: x, norm_weight -> n_rowwise, n_rowwise_scale, n_columnwise, n_columnwise_scale,
      norm_rstd, n_statistics
      norm_quantize_e4m3_block_1x128; 4 T H flop;
@@ -708,11 +823,10 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
      ceildiv(T, 128) H + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
   2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_block_128x128;
-     2 2 F H + 2 H F + 2 F align(H, 16) + 8 ceildiv(2 F, 128) ceildiv(H, 128) + H align(2 F, 16) + H
-     align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) + F align(H, 16) bytes
+     2 2 F H + 2 H F + 2 F align(H, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + H align(F, 16) + 4
+     ceildiv(H, 128) ceildiv(F, 128) bytes
   3. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
@@ -732,70 +846,79 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
      ceildiv(F, 128) + 2 H + 4 T H bytes;
      rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    n_columnwise, n_columnwise_scale) -> dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias,
-    dfc2_bias
+backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc2_bias, da
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
      H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
      if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+backward_2 (dy, h, da) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e4m3_block_1x128; 34 T F flop;
      2 T F + 2 T 2 F + T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + 1) + 2 F align(T, 16) +
      4 ceildiv(T, 128) 2 F + 2 2 F + 4 (T // 128 + 1) 2 F bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dnorm_weight, dfc1_weight, if
+    need_dx or need_dnorm_weight or need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
+     if need_dx or need_dnorm_weight
+  2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + 1) + H align(2 F, 16) + 4 ceildiv(2 F,
      128) ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
      bytes;
      if need_dfc1_weight
-  7. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                            2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise        F align(H, 16) bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 ceildiv(H, 128) ceildiv(F, 128) bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 ceildiv(T, 128) F bytes; if need_dfc2_weight
-  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  fc1_weight_columnwise_scale  4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
-                               if need_dx or need_dnorm_weight
-  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dfc1_weight
-  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + F
-      align(T, 16) + 4 ceildiv(T, 128) F + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) +
-      H align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
+  x                   2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight         2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd           4 T bytes; if need_dx or need_dnorm_weight
+  fc1_weight          2 2 F H bytes; if need_dx or need_dnorm_weight
+  h                   2 T 2 F bytes;
+                      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight          2 H F bytes;
+                      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise        F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale  4 ceildiv(T, 128) F bytes; if need_dfc2_weight
+  n_columnwise        H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale  4 ceildiv(T, 128) H bytes; if need_dfc1_weight
+  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H
+      align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
+  97 H / 32 + 4 + 161 F / 32 bytes for each token, 4 + 161 F / 32 + 33 H / 32 of the forward's, none
+      for parameters
+  peak of the backward, with all gradients: 1.54 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 761 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128
+    always: the only one
+  quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128
     groups == 1 and tokens >= 512: least of

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4d2a46272be70d52
+# checksum sha256:d34cc2fcc8761d29
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "c490be26182d28328597d7c55c9eeba5668dc5a719ccccbf52bffaa96ef86229"
+DIGEST = "d9213c599e8f25cfd9b8d69f00a498ea74c1bcf297a2cfa47a26b4c051cbbc3f"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -42,7 +42,7 @@ def _forward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(
         x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state
     )
@@ -58,14 +58,6 @@ def _forward_fake(
         else x.new_empty(0, dtype=torch.float32)
     )
     h = x.new_empty((*x.shape[:-1], 2 * F)) if keep_h else x.new_empty(0)
-    fc2_weight_columnwise = (
-        x.new_empty((F, -(-H // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_h
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc2_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
-    )
     a_columnwise = (
         x.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dfc2_weight
@@ -74,16 +66,6 @@ def _forward_fake(
     a_columnwise_scale = (
         x.new_empty((1,), dtype=torch.float32)
         if need_dfc2_weight
-        else x.new_empty(0, dtype=torch.float32)
-    )
-    fc1_weight_columnwise = (
-        x.new_empty((H, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    fc1_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32)
-        if keep_norm_rstd
         else x.new_empty(0, dtype=torch.float32)
     )
     n_columnwise = (
@@ -96,18 +78,24 @@ def _forward_fake(
         if need_dfc1_weight
         else x.new_empty(0, dtype=torch.float32)
     )
+    fc1_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32)
+        if keep_norm_rstd
+        else x.new_empty(0, dtype=torch.float32)
+    )
+    fc2_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32) if keep_h else x.new_empty(0, dtype=torch.float32)
+    )
     return (
         y,
         norm_rstd,
         h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
         a_columnwise,
         a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
         n_columnwise,
         n_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
     )
 
 
@@ -125,7 +113,7 @@ _forward = _library.register(
     "Tensor? fc1_bias, Tensor? fc2_bias, Tensor(a!) forward_state, bool need_dx, "
     "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -135,20 +123,12 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_rstd: Tensor | None,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
-    fc2_weight_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    fc1_weight_columnwise: Tensor | None,
-    fc1_weight_columnwise_scale: Tensor | None,
-    n_columnwise: Tensor | None,
-    n_columnwise_scale: Tensor | None,
+    fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -157,46 +137,31 @@ def _backward_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward(
-        dy,
-        x,
-        norm_weight,
-        norm_rstd,
-        h,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
-        a_columnwise,
-        a_columnwise_scale,
-        fc1_weight_columnwise,
-        fc1_weight_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-        backward_state,
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward_1(
+        dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used, backward_state
     )
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else dy.new_empty(0)
-    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else dy.new_empty(0)
-    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else dy.new_empty(0)
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else dy.new_empty(0)
-    return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F))
+        if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+        else dy.new_empty(0)
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
-    fc2_weight_columnwise: Tensor | None,
+    fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -207,40 +172,263 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc2_weight_columnwise.shape[-2]
-        if fc2_weight_columnwise is not None
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     return (
-        (2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0)
-        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+        2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
+    ) + (2 * T * H * F if need_dfc2_weight else 0)
+
+
+_backward_1 = _library.register(
+    "norm_mlp_swiglu__fp8_delayed",
+    "backward_1",
+    "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=6,
+    mutated=1,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_2(dy, h, da, backward_state)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    need_dh_rowwise = need_dx or need_dnorm_weight
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else dy.new_empty(0)
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dh_rowwise
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32)
+        if need_dh_rowwise
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((1,), dtype=torch.float32)
+        if need_dfc1_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "norm_mlp_swiglu__fp8_delayed",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc1_bias, "
+    "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=1,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    x: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_rstd: Tensor | None,
+    fc1_weight: Tensor | None,
+    n_columnwise: Tensor | None,
+    n_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        n_columnwise,
+        n_columnwise_scale,
+        fc1_weight_scale_used,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
+    dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
+    return dx, dnorm_weight, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
+        2 * T * 2 * F * H if need_dfc1_weight else 0
     )
 
 
-_backward = _library.register(
+_backward_3 = _library.register(
     "norm_mlp_swiglu__fp8_delayed",
-    "backward",
-    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? h, "
-    "Tensor? fc2_weight_columnwise, Tensor? fc2_weight_columnwise_scale, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc1_weight_columnwise, "
-    "Tensor? fc1_weight_columnwise_scale, Tensor? n_columnwise, "
-    "Tensor? n_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float norm_eps) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor, Tensor)",
-    fake=_backward_fake,
-    check=reference.check_backward,
-    tensors=14,
-    mutated=1,
-    reference=reference.backward,
-    flops=_backward_flops,
+    "backward_3",
+    "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
+    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? fc1_weight_scale_used, "
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
+    "bool need_dfc1_weight, float norm_eps) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=12,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+    norm_eps: float,
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        x,
+        norm_weight,
+        norm_rstd,
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        n_columnwise,
+        n_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_weight_scale_used,
+    ) = left
+    left.clear()
+    need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+    need_fc1_weight_copies = need_dx or need_dnorm_weight
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dnorm_weight
+    ) = dfc1_weight = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        fc2_weight_scale_used,
+        backward_state,
+        need_dx,
+        need_dnorm_weight,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+        norm_eps,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
+    if need_fc2_weight_copies:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
+            dy,
+            h,
+            da if need_fc2_weight_copies else None,
+            backward_state,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            need_dfc1_bias,
+            norm_eps,
+        )
+        del h, da
+    if need_dx or need_dnorm_weight or need_dfc1_weight:
+        dx, dnorm_weight, dfc1_weight = _backward_3(
+            dy,
+            x,
+            norm_weight,
+            norm_rstd,
+            fc1_weight,
+            n_columnwise,
+            n_columnwise_scale,
+            fc1_weight_scale_used,
+            dh_rowwise if need_fc1_weight_copies else None,
+            dh_rowwise_scale if need_fc1_weight_copies else None,
+            dh_columnwise if need_dfc1_weight else None,
+            dh_columnwise_scale if need_dfc1_weight else None,
+            need_dx,
+            need_dnorm_weight,
+            need_dfc1_weight,
+            norm_eps,
+        )
+    return (
+        dx,
+        dnorm_weight,
+        dfc1_weight,
+        dfc2_weight if need_dfc2_weight else None,
+        dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+    )
 
 
 class _SwiGLUNormMLP(torch.autograd.Function):
@@ -269,14 +457,12 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             y,
             norm_rstd,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
+            fc1_weight_scale_used,
+            fc2_weight_scale_used,
         ) = _forward(
             x,
             norm_weight,
@@ -300,15 +486,15 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
+            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_h else None,
-            fc2_weight_columnwise_scale if keep_h else None,
+            fc2_weight if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
-            fc1_weight_columnwise if keep_norm_rstd else None,
-            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if keep_norm_rstd else None,
+            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -327,9 +513,11 @@ class _SwiGLUNormMLP(torch.autograd.Function):
         need_dfc2_weight = needs[3]
         need_dfc1_bias = needs[4]
         need_dfc2_bias = needs[5]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
             dy,
-            *ctx.saved_tensors,
+            left,
             ctx.backward_state_,
             need_dx,
             need_dnorm_weight,
@@ -339,15 +527,7 @@ class _SwiGLUNormMLP(torch.autograd.Function):
             need_dfc2_bias,
             ctx.norm_eps_,
         )
-        return (
-            dx if need_dx else None,
-            dnorm_weight if need_dnorm_weight else None,
-            dfc1_weight if need_dfc1_weight else None,
-            dfc2_weight if need_dfc2_weight else None,
-            dfc1_bias if need_dfc1_bias else None,
-            dfc2_bias if need_dfc2_bias else None,
-            *(None,) * 9,
-        )
+        return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 9
 
 
 class _SwiGLUNormMLPTwin(_transforms.Twin):
@@ -397,8 +577,8 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            _,
-            _,
+            fc1_weight,
+            fc2_weight,
             _,
             _,
             _,
@@ -415,14 +595,12 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             _,
             norm_rstd,
             h,
-            fc2_weight_columnwise,
-            fc2_weight_columnwise_scale,
             a_columnwise,
             a_columnwise_scale,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
             n_columnwise,
             n_columnwise_scale,
+            fc1_weight_scale_used,
+            fc2_weight_scale_used,
         ) = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
@@ -432,15 +610,15 @@ class _SwiGLUNormMLPTwin(_transforms.Twin):
             x if keep_norm_rstd else None,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
+            fc1_weight if keep_norm_rstd else None,
             h if keep_h else None,
-            fc2_weight_columnwise if keep_h else None,
-            fc2_weight_columnwise_scale if keep_h else None,
+            fc2_weight if keep_h else None,
             a_columnwise if need_dfc2_weight else None,
             a_columnwise_scale if need_dfc2_weight else None,
-            fc1_weight_columnwise if keep_norm_rstd else None,
-            fc1_weight_columnwise_scale if keep_norm_rstd else None,
             n_columnwise if need_dfc1_weight else None,
             n_columnwise_scale if need_dfc1_weight else None,
+            fc1_weight_scale_used if keep_norm_rstd else None,
+            fc2_weight_scale_used if keep_h else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -752,7 +930,7 @@ buffers
   y                             [T..., H]; io; 2 T H bytes; output
   dx                            [T..., H]; io; 2 T H bytes; gradient
   dy                            [T..., H]; io; 2 T H bytes; gradient in
-  da                            [T..., F]; io; 2 T F bytes; workspace
+  da                            [T..., F]; io; 2 T F bytes; between ops
   dfc2_weight                   [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                     [H]; io; 2 H bytes; gradient
   dn                            [T..., H]; io; 2 T H bytes; workspace
@@ -769,19 +947,18 @@ buffers
   fc2_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dy_rowwise                    [T, align(H, 16)]; e5m2; T align(H, 16) bytes; workspace
   dy_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; kept for the backward
-  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
+  fc2_weight_columnwise         [F, align(H, 16)]; e4m3; F align(H, 16) bytes; workspace
+  fc2_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
   dy_columnwise                 [H, align(T, 16)]; e5m2; H align(T, 16) bytes; workspace
   dy_columnwise_scale           [1]; float32; 4 bytes; workspace
   a_columnwise                  [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [1]; float32; 4 bytes; workspace
-  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes;
-                                kept for the backward
-  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
-  dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; workspace
-  dh_columnwise_scale           [1]; float32; 4 bytes; workspace
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [1]; float32; 4 bytes; between ops
+  fc1_weight_columnwise         [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
+  fc1_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
+  dh_columnwise                 [2 * F, align(T, 16)]; e5m2; 2 F align(T, 16) bytes; between ops
+  dh_columnwise_scale           [1]; float32; 4 bytes; between ops
   n_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
   n_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   fc1_input_amax_history        [1024, 1]; float32; 4096 bytes;
@@ -794,6 +971,7 @@ buffers
                                 state dict
   fc1_weight_scale              [1]; float32; 4 bytes;
                                 row 2049 of forward_state, fc1.weight_scale in the state dict
+  fc1_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_input_amax_history        [1024, 1]; float32; 4096 bytes;
                                 rows 2050 to 3073 of forward_state, fc2.input_amax_history in the
                                 state dict
@@ -804,6 +982,7 @@ buffers
                                 state dict
   fc2_weight_scale              [1]; float32; 4 bytes;
                                 row 4099 of forward_state, fc2.weight_scale in the state dict
+  fc2_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   fc2_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                 rows 0 to 1023 of backward_state, fc2.grad_output_amax_history in
                                 the state dict
@@ -824,89 +1003,105 @@ buffers
                                 workspace
 
 forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias, forward_state) -> y, norm_rstd,
-    h, fc2_weight_columnwise, fc2_weight_columnwise_scale, a_columnwise, a_columnwise_scale,
-    fc1_weight_columnwise, fc1_weight_columnwise_scale, n_columnwise, n_columnwise_scale
-  1. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
+    h, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale, fc1_weight_scale_used,
+    fc2_weight_scale_used
+  1. snapshot: fc1_weight_scale -> fc1_weight_scale_used
+     8 bytes; if need_dx or need_dnorm_weight
+  2. snapshot: fc2_weight_scale -> fc2_weight_scale_used
+     8 bytes; if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  3. norm_quantize: x, norm_weight, fc1_input_amax_history, fc1_input_scale -> n_rowwise,
      n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
      norm_quantize_e4m3_tensor; 4 T H flop;
      2 T H + 2 H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
-  2. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
+  4. quantize_several: fc1_weight, fc1_weight_amax_history, fc1_weight_scale, fc2_weight,
      fc2_weight_amax_history, fc2_weight_scale -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
-     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
-     fc2_weight_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+     fc2_weight_rowwise, fc2_weight_rowwise_scale
      quantize_several_e4m3_tensor;
-     2 2 F H + 8192 + 24 + 2 H F + 2 F align(H, 16) + H align(2 F, 16) + H align(F, 16) + F align(H,
-     16) bytes
-  3. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
+     2 2 F H + 8192 + 16 + 2 H F + 2 F align(H, 16) + H align(F, 16) bytes
+  5. gemm fprop: n_rowwise, n_rowwise_scale, fc1_weight_rowwise, fc1_weight_rowwise_scale, fc1_bias
      -> h
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 2 F H flop;
      T align(H, 16) + 8 + 2 F align(H, 16) + 2 2 F + 2 T 2 F bytes
-  4. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
+  6. pointwise_quantize: h, fc2_input_amax_history, fc2_input_scale -> a_rowwise, a_rowwise_scale,
      a_columnwise, a_columnwise_scale  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_forward_quantize_e4m3_tensor; 26 T F flop;
      2 T 2 F + 4096 + 12 + T align(F, 16) + F align(T, 16) bytes; rule activation_quantize
-  5. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
+  7. gemm_pointwise fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise, fc2_weight_rowwise_scale,
      fc2_bias, x -> y  (y = x + extra)
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x;
      2 T H F + T H flop; T align(F, 16) + 8 + H align(F, 16) + 2 H + 4 T H bytes;
      rule linear_bias_add
 
-backward (dy, x, norm_weight, norm_rstd, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    a_columnwise, a_columnwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    n_columnwise, n_columnwise_scale, backward_state) -> dx, dnorm_weight, dfc1_weight, dfc2_weight,
-    dfc1_bias, dfc2_bias
+backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used, backward_state)
+    -> dfc2_weight, dfc2_bias, da
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
+     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
-  4. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+backward_2 (dy, h, da, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e5m2_tensor; 34 T F flop;
      2 T F + 2 T 2 F + 4096 + 12 + T align(2 F, 16) + 2 F align(T, 16) + 2 2 F + 4 (T // 128 + 1) 2
      F bytes;
-     if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias;
      rule activation_gradient_quantize
-  5. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale,
+    fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx,
+    dnorm_weight, dfc1_weight, if need_dx or need_dnorm_weight or need_dfc1_weight
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
+  2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes; if need_dx or need_dnorm_weight
-  6. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
-  7. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                            2 T H bytes; if need_dx or need_dnorm_weight
-  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
-  h                            2 T 2 F bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise        F align(H, 16) bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  fc2_weight_columnwise_scale  4 bytes;
-                               if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  a_columnwise                 F align(T, 16) bytes; if need_dfc2_weight
-  a_columnwise_scale           4 bytes; if need_dfc2_weight
-  fc1_weight_columnwise        H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  fc1_weight_columnwise_scale  4 bytes; if need_dx or need_dnorm_weight
-  n_columnwise                 H align(T, 16) bytes; if need_dfc1_weight
-  n_columnwise_scale           4 bytes; if need_dfc1_weight
-  at most 2 T H + 2 H + 4 T + 2 T 2 F + F align(H, 16) + 16 + F align(T, 16) + H align(2 F, 16) + H
-      align(T, 16) bytes, inputs and parameters included
+  x                      2 T H bytes; if need_dx or need_dnorm_weight
+  norm_weight            2 H bytes; if need_dx or need_dnorm_weight
+  norm_rstd              4 T bytes; if need_dx or need_dnorm_weight
+  fc1_weight             2 2 F H bytes; if need_dx or need_dnorm_weight
+  h                      2 T 2 F bytes;
+                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  fc2_weight             2 H F bytes;
+                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  a_columnwise           F align(T, 16) bytes; if need_dfc2_weight
+  a_columnwise_scale     4 bytes; if need_dfc2_weight
+  n_columnwise           H align(T, 16) bytes; if need_dfc1_weight
+  n_columnwise_scale     4 bytes; if need_dfc1_weight
+  fc1_weight_scale_used  4 bytes; if need_dx or need_dnorm_weight
+  fc2_weight_scale_used  4 bytes;
+                         if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+  at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
+      bytes, inputs and parameters included
+  3 H + 4 + 5 F bytes for each token, 4 + 5 F + H of the forward's, none for parameters
+  peak of the backward, with all gradients: 1.52 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 751 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
+  quantize_e4m3_tensor
+    always: the only one
   gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x128_2x1: 3628 + waves * (1800 + 5249 * k / 1024) ns; 256 x 256 on 2 SMs

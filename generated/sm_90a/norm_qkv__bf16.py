@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dfd3c174be61df4b
+# checksum sha256:06659f0eb0373834
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "50274fb589ec138df5297b39508b6d819e44ef9f2bbab0daf2a1dfb14dd9a5b8"
+DIGEST = "36afc355d90f541c3719b409f9c2d4302bcfa2e091b103c2228d5c777692c713"
 _library.join("norm_qkv__bf16", DIGEST)
 
 
@@ -519,7 +519,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   n            2 T H bytes    if need_dqkv_weight
   qkv_weight   2 3 V H bytes  if need_dx or need_dnorm_weight
   at most 4 T H + 8 T P + 2 H + 4 T + 2 3 V H bytes, inputs and parameters included
-  made by the forward: 4 + 2 H bytes for each token, none for parameters
+  4 H + 8 P + 4 bytes for each token, 4 + 2 H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.44 GB at H = 4096, P = 4096, T = 32768, V = 4096
   peak of the backward, with all gradients: 696 MB at H = 2048, P = 2048, T = 32768, V = 2048
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4215a2ea1d3b4c1a
+# checksum sha256:43ab667262855371
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "f4595a43eaa8dc998d00d9ae5fc394db4214d4ad7f6c921a5700c4e406b4e82f"
+DIGEST = "bcf57c026550b814d9ef4b69ac94352fb87edf7362747d29ea23cc051338029d"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 
@@ -35,34 +35,16 @@ def _forward_fake(
     need_dnorm_weight: bool,
     need_dqkv_weight: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_forward(x, norm_weight, qkv_weight, cos, sin, qkv_bias)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
     V = qkv_weight.shape[-2] // 3
-    keep_norm_rstd = need_dx or need_dnorm_weight
     q = x.new_empty((*x.shape[:-1], V))
     k = x.new_empty((*x.shape[:-1], V))
     v = x.new_empty((*x.shape[:-1], V))
-    norm_rstd = x.new_empty((*x.shape[:-1],), dtype=torch.float32) if keep_norm_rstd else None
-    qkv_weight_columnwise = (
-        x.new_empty((H, -(-(3 * V) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_norm_rstd
-        else None
-    )
-    qkv_weight_columnwise_scale = (
-        x.new_empty((-(-(3 * V) // 128), -(-H // 128)), dtype=torch.float32)
-        if keep_norm_rstd
-        else None
+    norm_rstd = (
+        x.new_empty((*x.shape[:-1],), dtype=torch.float32) if need_dx or need_dnorm_weight else None
     )
     n_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dqkv_weight else None
@@ -70,16 +52,7 @@ def _forward_fake(
     n_columnwise_scale = (
         x.new_empty((-(-T // 128), H), dtype=torch.float32) if need_dqkv_weight else None
     )
-    return (
-        q,
-        k,
-        v,
-        norm_rstd,
-        qkv_weight_columnwise,
-        qkv_weight_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
-    )
+    return q, k, v, norm_rstd, n_columnwise, n_columnwise_scale
 
 
 def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
@@ -94,8 +67,7 @@ _forward = _library.register(
     "forward",
     "(Tensor x, Tensor norm_weight, Tensor qkv_weight, Tensor cos, Tensor sin, "
     "Tensor? qkv_bias, bool need_dx, bool need_dnorm_weight, bool need_dqkv_weight, "
-    "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
+    "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=6,
@@ -114,8 +86,7 @@ def _backward_fake(
     sin: Tensor,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -133,8 +104,7 @@ def _backward_fake(
         sin,
         norm_weight,
         norm_rstd,
-        qkv_weight_columnwise,
-        qkv_weight_columnwise_scale,
+        qkv_weight,
         n_columnwise,
         n_columnwise_scale,
     )
@@ -144,8 +114,8 @@ def _backward_fake(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else n_columnwise_scale.shape[-1]
@@ -163,7 +133,7 @@ def _backward_flops(
     dq: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
     need_dx: bool,
@@ -177,8 +147,8 @@ def _backward_flops(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else n_columnwise_scale.shape[-1]
@@ -194,14 +164,13 @@ _backward = _library.register(
     "norm_qkv__fp8_block",
     "backward",
     "(Tensor dq, Tensor dk, Tensor dv, Tensor? x, Tensor cos, Tensor sin, "
-    "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight_columnwise, "
-    "Tensor? qkv_weight_columnwise_scale, Tensor? n_columnwise, "
+    "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight, Tensor? n_columnwise, "
     "Tensor? n_columnwise_scale, bool need_dx, bool need_dnorm_weight, "
     "bool need_dqkv_weight, bool need_dqkv_bias, float norm_eps) -> (Tensor?, Tensor?, "
     "Tensor?, Tensor?)",
     fake=_backward_fake,
     check=reference.check_backward,
-    tensors=12,
+    tensors=11,
     mutated=0,
     reference=reference.backward,
     flops=_backward_flops,
@@ -225,16 +194,7 @@ class _NormQKV(torch.autograd.Function):
         need_dqkv_weight: bool,
         norm_eps: float,
     ) -> tuple[Tensor, ...]:
-        (
-            q,
-            k,
-            v,
-            norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = _forward(
+        q, k, v, norm_rstd, n_columnwise, n_columnwise_scale = _forward(
             x,
             norm_weight,
             qkv_weight,
@@ -253,8 +213,7 @@ class _NormQKV(torch.autograd.Function):
             sin,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
+            qkv_weight if keep_norm_rstd else None,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -323,7 +282,7 @@ class _NormQKVTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            _,
+            qkv_weight,
             cos,
             sin,
             _,
@@ -332,16 +291,7 @@ class _NormQKVTwin(_transforms.Twin):
             _,
             norm_eps,
         ) = inputs
-        (
-            _,
-            _,
-            _,
-            norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = output
+        _, _, _, norm_rstd, n_columnwise, n_columnwise_scale = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[3:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.save_for_backward(
@@ -350,8 +300,7 @@ class _NormQKVTwin(_transforms.Twin):
             sin,
             norm_weight if keep_norm_rstd else None,
             norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
+            qkv_weight if keep_norm_rstd else None,
             n_columnwise,
             n_columnwise_scale,
         )
@@ -573,10 +522,9 @@ buffers
   dqkv_y_rowwise               [T, align(3 * V, 16)]; e4m3; T align(3 V, 16) bytes; workspace
   dqkv_y_rowwise_scale         [ceildiv(3 * V, 128), 32 * (T // 32 + 1)]; float32;
                                4 ceildiv(3 V, 128) 32 (T // 32 + 1) bytes; workspace
-  qkv_weight_columnwise        [H, align(3 * V, 16)]; e4m3; H align(3 V, 16) bytes;
-                               kept for the backward
+  qkv_weight_columnwise        [H, align(3 * V, 16)]; e4m3; H align(3 V, 16) bytes; workspace
   qkv_weight_columnwise_scale  [ceildiv(3 * V, 128), ceildiv(H, 128)]; float32;
-                               4 ceildiv(3 V, 128) ceildiv(H, 128) bytes; kept for the backward
+                               4 ceildiv(3 V, 128) ceildiv(H, 128) bytes; workspace
   dqkv_y_columnwise            [3 * V, align(T, 16)]; e4m3; 3 V align(T, 16) bytes; workspace
   dqkv_y_columnwise_scale      [ceildiv(T, 128), 3 * V]; float32; 4 ceildiv(T, 128) 3 V bytes;
                                workspace
@@ -588,18 +536,17 @@ buffers
   n_statistics                 [2 * T + (T // 128 + 1)]; float32; 4 (2 T + T // 128 + 1) bytes;
                                workspace
 
-forward (x, norm_weight, qkv_weight, cos, sin, qkv_bias) -> q, k, v, norm_rstd,
-    qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise, n_columnwise_scale
+forward (x, norm_weight, qkv_weight, cos, sin, qkv_bias) -> q, k, v, norm_rstd, n_columnwise,
+    n_columnwise_scale
   1. norm_quantize: x, norm_weight -> n_rowwise, n_rowwise_scale, n_columnwise, n_columnwise_scale,
      norm_rstd, n_statistics
      norm_quantize_e4m3_block_1x128; 4 T H flop;
      2 T H + 2 H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4
      ceildiv(T, 128) H + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
-  2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_weight_columnwise,
-     qkv_weight_columnwise_scale
+  2. quantize: qkv_weight -> qkv_weight_rowwise, qkv_weight_rowwise_scale
      quantize_e4m3_block_128x128;
-     2 3 V H + 3 V align(H, 16) + 8 ceildiv(3 V, 128) ceildiv(H, 128) + H align(3 V, 16) bytes
+     2 3 V H + 3 V align(H, 16) + 4 ceildiv(3 V, 128) ceildiv(H, 128) bytes
   3. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_bias
      -> qkv_y
      gemm_fp8_block_sm90_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 3 V H flop;
@@ -608,9 +555,8 @@ forward (x, norm_weight, qkv_weight, cos, sin, qkv_bias) -> q, k, v, norm_rstd,
   4. rotary_qkv: qkv_y, cos, sin -> q, k, v
      rotary_qkv; 6 T V flop; 2 T 3 V + 8 T P + 6 T V bytes
 
-backward (dq, dk, dv, x, cos, sin, norm_weight, norm_rstd, qkv_weight_columnwise,
-    qkv_weight_columnwise_scale, n_columnwise, n_columnwise_scale) -> dx, dnorm_weight, dqkv_weight,
-    dqkv_bias
+backward (dq, dk, dv, x, cos, sin, norm_weight, norm_rstd, qkv_weight, n_columnwise,
+    n_columnwise_scale) -> dx, dnorm_weight, dqkv_weight, dqkv_bias
   1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
      rotary_qkv_grad; 6 T V flop; 6 T V + 8 T P + 2 T 3 V bytes
   2. quantize: dqkv_y -> dqkv_y_rowwise, dqkv_y_rowwise_scale, dqkv_y_columnwise,
@@ -618,34 +564,39 @@ backward (dq, dk, dv, x, cos, sin, norm_weight, norm_rstd, qkv_weight_columnwise
      quantize_e4m3_block_1x128;
      2 T 3 V + T align(3 V, 16) + 4 ceildiv(3 V, 128) 32 (T // 32 + 1) + 3 V align(T, 16) + 4
      ceildiv(T, 128) 3 V + 2 3 V + 4 (T // 128 + 1) 3 V bytes
-  3. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
+  3. quantize: qkv_weight -> qkv_weight_columnwise, qkv_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 3 V H + H align(3 V, 16) + 4 ceildiv(3 V, 128) ceildiv(H, 128) bytes;
+     if need_dx or need_dnorm_weight
+  4. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
      qkv_weight_columnwise_scale -> dn
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T 3 V H flop;
      T align(3 V, 16) + 4 ceildiv(3 V, 128) 32 (T // 32 + 1) + H align(3 V, 16) + 4 ceildiv(3 V,
      128) ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  4. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
+  5. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
      -> dqkv_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T 3 V H flop;
      3 V align(T, 16) + 4 ceildiv(T, 128) 3 V + H align(T, 16) + 4 ceildiv(T, 128) H + 2 3 V H
      bytes;
      if need_dqkv_weight
-  5. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  6. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
      norm_grad; 10 T H flop; 6 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                            2 T H bytes; if need_dx or need_dnorm_weight
-  cos                          4 T P bytes; always
-  sin                          4 T P bytes; always
-  norm_weight                  2 H bytes; if need_dx or need_dnorm_weight
-  norm_rstd                    4 T bytes; if need_dx or need_dnorm_weight
-  qkv_weight_columnwise        H align(3 V, 16) bytes; if need_dx or need_dnorm_weight
-  qkv_weight_columnwise_scale  4 ceildiv(3 V, 128) ceildiv(H, 128) bytes;
-                               if need_dx or need_dnorm_weight
-  n_columnwise                 H align(T, 16) bytes; if need_dqkv_weight
-  n_columnwise_scale           4 ceildiv(T, 128) H bytes; if need_dqkv_weight
-  at most 2 T H + 8 T P + 2 H + 4 T + H align(3 V, 16) + 4 ceildiv(3 V, 128) ceildiv(H, 128) + H
-      align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs and parameters included
+  x                   2 T H bytes                if need_dx or need_dnorm_weight
+  cos                 4 T P bytes                always
+  sin                 4 T P bytes                always
+  norm_weight         2 H bytes                  if need_dx or need_dnorm_weight
+  norm_rstd           4 T bytes                  if need_dx or need_dnorm_weight
+  qkv_weight          2 3 V H bytes              if need_dx or need_dnorm_weight
+  n_columnwise        H align(T, 16) bytes       if need_dqkv_weight
+  n_columnwise_scale  4 ceildiv(T, 128) H bytes  if need_dqkv_weight
+  at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 4 ceildiv(T, 128) H bytes, inputs
+      and parameters included
+  97 H / 32 + 8 P + 4 bytes for each token, 4 + 33 H / 32 of the forward's, none for parameters
+  peak of the backward, with all gradients: 1.79 GB at H = 4096, P = 4096, T = 32768, V = 4096
+  peak of the backward, with all gradients: 894 MB at H = 2048, P = 2048, T = 32768, V = 2048
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

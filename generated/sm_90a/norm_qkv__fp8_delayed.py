@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4d27de06b736dd70
+# checksum sha256:fa006516afcd5208
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "57fa215fe3b2cc409e78e5f564cd63516e7cdae4b8ce1198f8d268687e5f2ad0"
+DIGEST = "d5c15d2d4f1d0e3781d2c75e28622cb4e863f77c741947cf8c5ecee6911e0bfa"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 
@@ -37,7 +37,7 @@ def _forward_fake(
     need_dqkv_weight: bool,
     need_dqkv_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_forward(x, norm_weight, qkv_weight, cos, sin, qkv_bias, forward_state)
     T = math.prod(x.shape[:-1])
     H = x.shape[-1]
@@ -51,16 +51,6 @@ def _forward_fake(
         if keep_norm_rstd
         else x.new_empty(0, dtype=torch.float32)
     )
-    qkv_weight_columnwise = (
-        x.new_empty((H, -(-(3 * V) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    qkv_weight_columnwise_scale = (
-        x.new_empty((1,), dtype=torch.float32)
-        if keep_norm_rstd
-        else x.new_empty(0, dtype=torch.float32)
-    )
     n_columnwise = (
         x.new_empty((H, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
         if need_dqkv_weight
@@ -71,16 +61,12 @@ def _forward_fake(
         if need_dqkv_weight
         else x.new_empty(0, dtype=torch.float32)
     )
-    return (
-        q,
-        k,
-        v,
-        norm_rstd,
-        qkv_weight_columnwise,
-        qkv_weight_columnwise_scale,
-        n_columnwise,
-        n_columnwise_scale,
+    qkv_weight_scale_used = (
+        x.new_empty((1,), dtype=torch.float32)
+        if keep_norm_rstd
+        else x.new_empty(0, dtype=torch.float32)
     )
+    return q, k, v, norm_rstd, n_columnwise, n_columnwise_scale, qkv_weight_scale_used
 
 
 def _forward_flops(x: Tensor, qkv_weight: Tensor) -> int:
@@ -96,7 +82,7 @@ _forward = _library.register(
     "(Tensor x, Tensor norm_weight, Tensor qkv_weight, Tensor cos, Tensor sin, "
     "Tensor? qkv_bias, Tensor(a!) forward_state, bool need_dx, bool need_dnorm_weight, "
     "bool need_dqkv_weight, bool need_dqkv_bias, float norm_eps) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_forward_fake,
     check=reference.check_forward,
     tensors=7,
@@ -115,10 +101,10 @@ def _backward_fake(
     sin: Tensor,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
-    qkv_weight_columnwise_scale: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
+    qkv_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -135,10 +121,10 @@ def _backward_fake(
         sin,
         norm_weight,
         norm_rstd,
-        qkv_weight_columnwise,
-        qkv_weight_columnwise_scale,
+        qkv_weight,
         n_columnwise,
         n_columnwise_scale,
+        qkv_weight_scale_used,
         backward_state,
     )
     V = dq.shape[-1]
@@ -147,8 +133,8 @@ def _backward_fake(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else 0
@@ -164,7 +150,7 @@ def _backward_flops(
     dq: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
-    qkv_weight_columnwise: Tensor | None,
+    qkv_weight: Tensor | None,
     n_columnwise: Tensor | None,
     need_dx: bool,
     need_dnorm_weight: bool,
@@ -177,8 +163,8 @@ def _backward_flops(
         if x is not None
         else norm_weight.shape[-1]
         if norm_weight is not None
-        else qkv_weight_columnwise.shape[-2]
-        if qkv_weight_columnwise is not None
+        else qkv_weight.shape[-1]
+        if qkv_weight is not None
         else n_columnwise.shape[-2]
         if n_columnwise is not None
         else 0
@@ -192,10 +178,9 @@ _backward = _library.register(
     "norm_qkv__fp8_delayed",
     "backward",
     "(Tensor dq, Tensor dk, Tensor dv, Tensor? x, Tensor cos, Tensor sin, "
-    "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight_columnwise, "
-    "Tensor? qkv_weight_columnwise_scale, Tensor? n_columnwise, "
-    "Tensor? n_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dnorm_weight, bool need_dqkv_weight, bool need_dqkv_bias, "
+    "Tensor? norm_weight, Tensor? norm_rstd, Tensor? qkv_weight, Tensor? n_columnwise, "
+    "Tensor? n_columnwise_scale, Tensor? qkv_weight_scale_used, Tensor(a!) backward_state, "
+    "bool need_dx, bool need_dnorm_weight, bool need_dqkv_weight, bool need_dqkv_bias, "
     "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_fake,
     check=reference.check_backward,
@@ -226,16 +211,7 @@ class _NormQKV(torch.autograd.Function):
         norm_eps: float,
         backward_state: Tensor,
     ) -> tuple[Tensor, ...]:
-        (
-            q,
-            k,
-            v,
-            norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = _forward(
+        q, k, v, norm_rstd, n_columnwise, n_columnwise_scale, qkv_weight_scale_used = _forward(
             x,
             norm_weight,
             qkv_weight,
@@ -256,10 +232,10 @@ class _NormQKV(torch.autograd.Function):
             sin,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            qkv_weight_columnwise if keep_norm_rstd else None,
-            qkv_weight_columnwise_scale if keep_norm_rstd else None,
+            qkv_weight if keep_norm_rstd else None,
             n_columnwise if need_dqkv_weight else None,
             n_columnwise_scale if need_dqkv_weight else None,
+            qkv_weight_scale_used if keep_norm_rstd else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -341,7 +317,7 @@ class _NormQKVTwin(_transforms.Twin):
         (
             x,
             norm_weight,
-            _,
+            qkv_weight,
             cos,
             sin,
             _,
@@ -353,16 +329,7 @@ class _NormQKVTwin(_transforms.Twin):
             norm_eps,
             backward_state,
         ) = inputs
-        (
-            _,
-            _,
-            _,
-            norm_rstd,
-            qkv_weight_columnwise,
-            qkv_weight_columnwise_scale,
-            n_columnwise,
-            n_columnwise_scale,
-        ) = output
+        _, _, _, norm_rstd, n_columnwise, n_columnwise_scale, qkv_weight_scale_used = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[3:]))
         keep_norm_rstd = need_dx or need_dnorm_weight
         ctx.save_for_backward(
@@ -371,10 +338,10 @@ class _NormQKVTwin(_transforms.Twin):
             sin,
             norm_weight if keep_norm_rstd else None,
             norm_rstd if keep_norm_rstd else None,
-            qkv_weight_columnwise if keep_norm_rstd else None,
-            qkv_weight_columnwise_scale if keep_norm_rstd else None,
+            qkv_weight if keep_norm_rstd else None,
             n_columnwise if need_dqkv_weight else None,
             n_columnwise_scale if need_dqkv_weight else None,
+            qkv_weight_scale_used if keep_norm_rstd else None,
         )
         ctx.norm_eps_ = norm_eps
         ctx.backward_state_ = backward_state
@@ -644,9 +611,8 @@ buffers
   qkv_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
   dqkv_y_rowwise                [T, align(3 * V, 16)]; e5m2; T align(3 V, 16) bytes; workspace
   dqkv_y_rowwise_scale          [1]; float32; 4 bytes; workspace
-  qkv_weight_columnwise         [H, align(3 * V, 16)]; e4m3; H align(3 V, 16) bytes;
-                                kept for the backward
-  qkv_weight_columnwise_scale   [1]; float32; 4 bytes; kept for the backward
+  qkv_weight_columnwise         [H, align(3 * V, 16)]; e4m3; H align(3 V, 16) bytes; workspace
+  qkv_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
   dqkv_y_columnwise             [3 * V, align(T, 16)]; e5m2; 3 V align(T, 16) bytes; workspace
   dqkv_y_columnwise_scale       [1]; float32; 4 bytes; workspace
   n_columnwise                  [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
@@ -661,6 +627,7 @@ buffers
                                 state dict
   qkv_weight_scale              [1]; float32; 4 bytes;
                                 row 2049 of forward_state, qkv.weight_scale in the state dict
+  qkv_weight_scale_used         [1]; float32; 4 bytes; kept for the backward
   qkv_grad_output_amax_history  [1024, 1]; float32; 4096 bytes;
                                 rows 0 to 1023 of backward_state, qkv.grad_output_amax_history in
                                 the state dict
@@ -675,54 +642,62 @@ buffers
                                 workspace
 
 forward (x, norm_weight, qkv_weight, cos, sin, qkv_bias, forward_state) -> q, k, v, norm_rstd,
-    qkv_weight_columnwise, qkv_weight_columnwise_scale, n_columnwise, n_columnwise_scale
-  1. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
+    n_columnwise, n_columnwise_scale, qkv_weight_scale_used
+  1. snapshot: qkv_weight_scale -> qkv_weight_scale_used
+     8 bytes; if need_dx or need_dnorm_weight
+  2. norm_quantize: x, norm_weight, qkv_input_amax_history, qkv_input_scale -> n_rowwise,
      n_rowwise_scale, n_columnwise, n_columnwise_scale, norm_rstd, n_statistics
      norm_quantize_e4m3_tensor; 4 T H flop;
      2 T H + 2 H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 4 T + 4 (2 T + T // 128 + 1) bytes;
      rule norm_quantize
-  2. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
-     qkv_weight_rowwise_scale, qkv_weight_columnwise, qkv_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 3 V H + 4096 + 12 + 3 V align(H, 16) + H align(3 V, 16) bytes
-  3. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_bias
+  3. quantize: qkv_weight, qkv_weight_amax_history, qkv_weight_scale -> qkv_weight_rowwise,
+     qkv_weight_rowwise_scale
+     quantize_e4m3_tensor; 2 3 V H + 4096 + 8 + 3 V align(H, 16) bytes
+  4. gemm fprop: n_rowwise, n_rowwise_scale, qkv_weight_rowwise, qkv_weight_rowwise_scale, qkv_bias
      -> qkv_y
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T 3 V H flop;
      T align(H, 16) + 8 + 3 V align(H, 16) + 2 3 V + 2 T 3 V bytes
-  4. rotary_qkv: qkv_y, cos, sin -> q, k, v
+  5. rotary_qkv: qkv_y, cos, sin -> q, k, v
      rotary_qkv; 6 T V flop; 2 T 3 V + 8 T P + 6 T V bytes
 
-backward (dq, dk, dv, x, cos, sin, norm_weight, norm_rstd, qkv_weight_columnwise,
-    qkv_weight_columnwise_scale, n_columnwise, n_columnwise_scale, backward_state) -> dx,
-    dnorm_weight, dqkv_weight, dqkv_bias
+backward (dq, dk, dv, x, cos, sin, norm_weight, norm_rstd, qkv_weight, n_columnwise,
+    n_columnwise_scale, qkv_weight_scale_used, backward_state) -> dx, dnorm_weight, dqkv_weight,
+    dqkv_bias
   1. rotary_qkv_grad: dq, dk, dv, cos, sin -> dqkv_y
      rotary_qkv_grad; 6 T V flop; 6 T V + 8 T P + 2 T 3 V bytes
   2. quantize: dqkv_y, qkv_grad_output_amax_history, qkv_grad_output_scale -> dqkv_y_rowwise,
      dqkv_y_rowwise_scale, dqkv_y_columnwise, dqkv_y_columnwise_scale, dqkv_bias, dqkv_y_row_sums
      quantize_e5m2_tensor;
      2 T 3 V + 4096 + 12 + T align(3 V, 16) + 3 V align(T, 16) + 2 3 V + 4 (T // 128 + 1) 3 V bytes
-  3. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
+  3. quantize: qkv_weight, qkv_weight_scale_used -> qkv_weight_columnwise,
+     qkv_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 3 V H + 8 + H align(3 V, 16) bytes; if need_dx or need_dnorm_weight
+  4. gemm dgrad: dqkv_y_rowwise, dqkv_y_rowwise_scale, qkv_weight_columnwise,
      qkv_weight_columnwise_scale -> dn
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 3 V H flop;
      T align(3 V, 16) + 8 + H align(3 V, 16) + 2 T H bytes; if need_dx or need_dnorm_weight
-  4. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
+  5. gemm wgrad: dqkv_y_columnwise, dqkv_y_columnwise_scale, n_columnwise, n_columnwise_scale
      -> dqkv_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 3 V H flop;
      3 V align(T, 16) + 8 + H align(T, 16) + 2 3 V H bytes; if need_dqkv_weight
-  5. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
+  6. norm_grad rms: x, dn, norm_rstd, norm_weight -> dx, dnorm_weight, dx_partials
      norm_grad; 10 T H flop; 6 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x                            2 T H bytes             if need_dx or need_dnorm_weight
-  cos                          4 T P bytes             always
-  sin                          4 T P bytes             always
-  norm_weight                  2 H bytes               if need_dx or need_dnorm_weight
-  norm_rstd                    4 T bytes               if need_dx or need_dnorm_weight
-  qkv_weight_columnwise        H align(3 V, 16) bytes  if need_dx or need_dnorm_weight
-  qkv_weight_columnwise_scale  4 bytes                 if need_dx or need_dnorm_weight
-  n_columnwise                 H align(T, 16) bytes    if need_dqkv_weight
-  n_columnwise_scale           4 bytes                 if need_dqkv_weight
-  at most 2 T H + 8 T P + 2 H + 4 T + H align(3 V, 16) + 8 + H align(T, 16) bytes, inputs and
-      parameters included
+  x                      2 T H bytes           if need_dx or need_dnorm_weight
+  cos                    4 T P bytes           always
+  sin                    4 T P bytes           always
+  norm_weight            2 H bytes             if need_dx or need_dnorm_weight
+  norm_rstd              4 T bytes             if need_dx or need_dnorm_weight
+  qkv_weight             2 3 V H bytes         if need_dx or need_dnorm_weight
+  n_columnwise           H align(T, 16) bytes  if need_dqkv_weight
+  n_columnwise_scale     4 bytes               if need_dqkv_weight
+  qkv_weight_scale_used  4 bytes               if need_dx or need_dnorm_weight
+  at most 2 T H + 8 T P + 2 H + 4 T + 2 3 V H + H align(T, 16) + 8 bytes, inputs and parameters
+      included
+  3 H + 8 P + 4 bytes for each token, 4 + H of the forward's, none for parameters
+  peak of the backward, with all gradients: 1.76 GB at H = 4096, P = 4096, T = 32768, V = 4096
+  peak of the backward, with all gradients: 879 MB at H = 2048, P = 2048, T = 32768, V = 2048
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:17d01df70b25d946
+# checksum sha256:a0f704cc0de554ee
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "72377df60397174cc47b81e530dc92655de8774137edd4ef0818fc3f089ff73e"
+DIGEST = "986bea595e5cfc292fcf2c6888ffa048e50e310f597c630ed7b2846b3f4bbd9e"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 
@@ -311,7 +311,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   norm_weight  2 D bytes    always
   norm_rstd    4 T bytes    always
   at most 2 T D + 2 D + 4 T bytes, inputs and parameters included
-  made by the forward: 4 bytes for each token, none for parameters
+  2 D + 4 bytes for each token, 4 of the forward's, none for parameters
   peak of the backward, with all gradients: 271 MB at D = 4096, T = 32768
   peak of the backward, with all gradients: 135 MB at D = 2048, T = 32768
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:79dd89c4cd07d4d4
+# checksum sha256:eac202c85d9e91e6
 """Tests of norm_qkv__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -188,8 +188,6 @@ def test_opcheck(device: str) -> None:
                     "k",
                     "v",
                     "norm_rstd",
-                    "qkv_weight_columnwise",
-                    "qkv_weight_columnwise_scale",
                     "n_columnwise",
                     "n_columnwise_scale",
                 ),
@@ -206,8 +204,7 @@ def test_opcheck(device: str) -> None:
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight_columnwise",
-            "qkv_weight_columnwise_scale",
+            "qkv_weight",
             "n_columnwise",
             "n_columnwise_scale",
         ),

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:c98245323a6f6ede
+# checksum sha256:e6499561d545fec7
 """Tests of norm_qkv__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -202,10 +202,9 @@ def test_opcheck(device: str) -> None:
                     "k",
                     "v",
                     "norm_rstd",
-                    "qkv_weight_columnwise",
-                    "qkv_weight_columnwise_scale",
                     "n_columnwise",
                     "n_columnwise_scale",
+                    "qkv_weight_scale_used",
                 ),
                 results,
                 strict=True,
@@ -220,10 +219,10 @@ def test_opcheck(device: str) -> None:
             "sin",
             "norm_weight",
             "norm_rstd",
-            "qkv_weight_columnwise",
-            "qkv_weight_columnwise_scale",
+            "qkv_weight",
             "n_columnwise",
             "n_columnwise_scale",
+            "qkv_weight_scale_used",
             "backward_state",
         ),
     )

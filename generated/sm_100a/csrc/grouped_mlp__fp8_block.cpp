@@ -3,17 +3,17 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:2072efd351f12906
+// checksum sha256:8e807da345cafe21
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
 #include "dispatch/gemm_pow2_tcgen05_dgrad_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128.h"
 #include "dispatch/gemm_pow2_tcgen05_fprop_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128.h"
 #include "dispatch/gemm_pow2_tcgen05_wgrad_e4m3_e4m3_pow2_1x128_split_128.h"
-#include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_pow2_1x128_atoms.h"
-#include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_atoms.h"
-#include "dispatch/quantize_e4m3_pow2_128x128_atoms.h"
-#include "dispatch/quantize_e4m3_pow2_1x128_atoms.h"
+#include "dispatch/pointwise_scaled_swiglu_backward_quantize_e4m3_pow2_1x128_untransposed_atoms.h"
+#include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_untransposed_atoms.h"
+#include "dispatch/quantize_e4m3_pow2_128x128_untransposed_atoms.h"
+#include "dispatch/quantize_e4m3_pow2_1x128_untransposed_atoms.h"
 #include "dispatch/quantize_several_e4m3_pow2_128x128_atoms.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
@@ -96,14 +96,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   std::optional<Tensor> h_kept;
   if (keep_h) h_kept = empty({T, 2 * F}, io, x);
   std::optional<Tensor> a_columnwise;
-  if (need_dfc2_weight) a_columnwise =
-      empty({F, align(128 * (T / 128 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc2_weight) a_columnwise = empty({T, align(F, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> a_columnwise_scale;
   if (need_dfc2_weight) a_columnwise_scale =
       empty({ceildiv(F, 128), T / 128 + E, 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
   std::optional<Tensor> x_columnwise;
-  if (need_dfc1_weight) x_columnwise =
-      empty({H, align(128 * (T / 128 + E), 16)}, ScalarType::Float8_e4m3fn, x);
+  if (need_dfc1_weight) x_columnwise = empty({T, align(H, 16)}, ScalarType::Float8_e4m3fn, x);
   std::optional<Tensor> x_columnwise_scale;
   if (need_dfc1_weight) x_columnwise_scale =
       empty({ceildiv(H, 128), T / 128 + E, 32, 4, 4}, ScalarType::Float8_e8m0fnu, x);
@@ -151,8 +149,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.quantize.rowwise.pitch = align(H, 16);
     arguments.quantize.columnwise.data = need_dfc1_weight ? writable(x_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc1_weight ? writable(x_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
-    check(kCell, quantize_e4m3_pow2_1x128_atoms(io, arguments, stream));
+    arguments.quantize.columnwise.pitch = 0;
+    check(kCell, quantize_e4m3_pow2_1x128_untransposed_atoms(io, arguments, stream));
   }
   // 2. quantize_several: fc1_weight, fc2_weight -> fc1_weight_rowwise, fc1_weight_rowwise_scale,
   //    fc2_weight_rowwise, fc2_weight_rowwise_scale
@@ -217,9 +215,10 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.step.quantize.columnwise.data = need_dfc2_weight ? writable(a_columnwise) : nullptr;
     arguments.step.quantize.columnwise.scale = need_dfc2_weight
         ? writable(a_columnwise_scale) : nullptr;
-    arguments.step.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.step.quantize.columnwise.pitch = 0;
     check(kCell,
-        pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_atoms(io, arguments, stream));
+        pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_untransposed_atoms(io, arguments,
+            stream));
   }
   // 5. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y
@@ -242,7 +241,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> fc2_weight,
+    Tensor fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
     bool need_dx,
@@ -262,8 +261,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
   check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(128 * (T // 128 + E), 16)]");
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true, "[T, align(F, 16)]");
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 5, true,
@@ -271,12 +269,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : 0;
+  const int64_t F = extent(fc2_weight, -1);
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 16),
-      "align(128 * (T // 128 + E), 16)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -2, T, "T (tokens)");
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(F, 16), "align(F, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -5, ceildiv(F, 128),
       "ceildiv(F, 128)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -4, T / 128 + E,
@@ -309,13 +306,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       // dy_rowwise_scale
       {need_fc2_weight_copies
           ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(H, 128)) : kUnwanted, 1, 3},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(128 * (T / 128 + E), 16)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_columnwise
       // dy_columnwise_scale
       {need_dfc2_weight ? padded(4 * 4 * 32 * ceildiv(H, 128) * (T / 128 + E)) : kUnwanted, 1, 4},
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(E * H * align(F, 16)) : kUnwanted, 2, 3},
       // fc2_weight_columnwise_scale
       {need_fc2_weight_copies
           ? padded(4 * 4 * 32 * E * ceildiv(F, 128) * ceildiv(H, 128)) : kUnwanted, 2, 3},
@@ -351,10 +347,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.columnwise.data = need_dfc2_weight ? writable(dy_columnwise) : nullptr;
     arguments.quantize.columnwise.scale = need_dfc2_weight
         ? writable(dy_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.quantize.columnwise.pitch = 0;
     arguments.sums = need_dfc2_bias ? writable(dfc2_bias) : nullptr;
     arguments.quantize.row_sums = floats(dy_row_sums);
-    check(kCell, quantize_e4m3_pow2_1x128_atoms(io, arguments, stream));
+    check(kCell, quantize_e4m3_pow2_1x128_untransposed_atoms(io, arguments, stream));
   }
   // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
@@ -369,8 +365,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.quantize.power_of_two = true;
       arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
       arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 16);
-      check(kCell, quantize_e4m3_pow2_128x128_atoms(io, arguments, stream));
+      arguments.quantize.columnwise.pitch = 0;
+      check(kCell, quantize_e4m3_pow2_128x128_untransposed_atoms(io, arguments, stream));
     }
   }
   // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
@@ -384,14 +380,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*pitch_a=*/align(H, 16),
-                  /*pitch_b=*/align(H, 16),
+                  /*pitch_b=*/align(F, 16),
                   /*scale_a=*/pointer(dy_rowwise_scale),
                   /*scale_b=*/pointer(fc2_weight_columnwise_scale),
               },
               stream));
   }
   // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
+  //    split_sizes, fc2_weight -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_pow2_tcgen05_wgrad_e4m3_e4m3_pow2_1x128_split_128(io,
@@ -400,8 +396,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                       /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(128 * (T / 128 + E), 16),
-                  /*pitch_b=*/align(128 * (T / 128 + E), 16),
+                  /*pitch_a=*/align(H, 16),
+                  /*pitch_b=*/align(F, 16),
                   /*scale_a=*/pointer(dy_columnwise_scale),
                   /*scale_b=*/pointer(a_columnwise_scale_dense),
               },
@@ -464,8 +460,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dx) dh_rowwise_scale =
       empty({T / 128 + E, ceildiv(2 * F, 128), 32, 4, 4}, ScalarType::Float8_e8m0fnu, dy);
   std::optional<Tensor> dh_columnwise;
-  if (need_dfc1_weight) dh_columnwise =
-      empty({2 * F, align(128 * (T / 128 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  if (need_dfc1_weight) dh_columnwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
   std::optional<Tensor> dh_columnwise_scale;
   if (need_dfc1_weight) dh_columnwise_scale =
       empty({ceildiv(2 * F, 128), T / 128 + E, 32, 4, 4}, ScalarType::Float8_e8m0fnu, dy);
@@ -503,11 +498,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
     arguments.step.quantize.columnwise.scale = need_dfc1_weight
         ? writable(dh_columnwise_scale) : nullptr;
-    arguments.step.quantize.columnwise.pitch = align(128 * (T / 128 + E), 16);
+    arguments.step.quantize.columnwise.pitch = 0;
     arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
     arguments.step.quantize.row_sums = floats(dh_row_sums);
     check(kCell,
-        pointwise_scaled_swiglu_backward_quantize_e4m3_pow2_1x128_atoms(io, arguments, stream));
+        pointwise_scaled_swiglu_backward_quantize_e4m3_pow2_1x128_untransposed_atoms(io, arguments,
+            stream));
   }
   return {dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
@@ -564,7 +560,7 @@ Tensor backward_3(
   const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   const Tensor dx = empty({T, H}, io, dy);
   const std::array<Lifetime, 2> lives{{
-      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
+      {padded(E * 2 * F * align(H, 16)), 1, 2},  // fc1_weight_columnwise
       // fc1_weight_columnwise_scale
       {padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 128)), 1, 2},
   }};
@@ -584,8 +580,8 @@ Tensor backward_3(
     arguments.quantize.power_of_two = true;
     arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
     arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_pow2_128x128_atoms(io, arguments, stream));
+    arguments.quantize.columnwise.pitch = 0;
+    check(kCell, quantize_e4m3_pow2_128x128_untransposed_atoms(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
@@ -597,7 +593,7 @@ Tensor backward_3(
                     /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                     /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                 /*pitch_a=*/align(2 * F, 16),
-                /*pitch_b=*/align(2 * F, 16),
+                /*pitch_b=*/align(H, 16),
                 /*scale_a=*/pointer(dh_rowwise_scale_dense),
                 /*scale_b=*/pointer(fc1_weight_columnwise_scale),
             },
@@ -612,6 +608,7 @@ Tensor backward_4(
     std::optional<Tensor> x_columnwise_scale,
     Tensor dh_columnwise,
     Tensor dh_columnwise_scale,
+    Tensor fc2_weight,
     bool /*need_dfc1_weight*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -621,27 +618,27 @@ Tensor backward_4(
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(128 * (T // 128 + E), 16)]");
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[T, align(H, 16)]");
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
       "[ceildiv(H, 128), T // 128 + E, 32, 4, 4]");
   check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
   check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(128 * (T // 128 + E), 16)]");
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[T, align(2 * F, 16)]");
   check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
   check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float8_e8m0fnu);
   check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 5, true,
       "[ceildiv(2 * F, 128), T // 128 + E, 32, 4, 4]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 16),
-      "align(128 * (T // 128 + E), 16)");
+  const int64_t F = extent(fc2_weight, -1);
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, T, "T (tokens)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(H, 16), "align(H, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
       "ceildiv(H, 128)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, T / 128 + E,
@@ -649,9 +646,9 @@ Tensor backward_4(
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -3, 32, "32");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, 4, "4");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(128 * (T / 128 + E), 16),
-      "align(128 * (T // 128 + E), 16)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(2 * F, 16),
+      "align(2 * F, 16)");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -5, ceildiv(2 * F, 128),
       "ceildiv(2 * F, 128)");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -4, T / 128 + E,
@@ -659,6 +656,8 @@ Tensor backward_4(
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -3, 32, "32");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, 4, "4");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_100a");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
 
@@ -683,8 +682,8 @@ Tensor backward_4(
                     /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
                     /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                     /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                /*pitch_a=*/align(128 * (T / 128 + E), 16),
-                /*pitch_b=*/align(128 * (T / 128 + E), 16),
+                /*pitch_a=*/align(2 * F, 16),
+                /*pitch_b=*/align(H, 16),
                 /*scale_a=*/pointer(dh_columnwise_scale_dense),
                 /*scale_b=*/pointer(x_columnwise_scale_dense),
             },

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:3019c181ea0144e4
+# checksum sha256:dbfdf74dbf236d28
 """grouped_mlp__mxfp8 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -39,7 +39,7 @@ OPS = (
     Op(
         name="grouped_mlp__mxfp8_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
+            "(Tensor dy, Tensor split_sizes, Tensor fc2_weight, Tensor? a_columnwise, "
             "Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("dy", "split_sizes", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
@@ -79,7 +79,8 @@ OPS = (
         name="grouped_mlp__mxfp8_backward_4",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dh_columnwise, Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
+            "Tensor dh_columnwise, Tensor dh_columnwise_scale, Tensor fc2_weight, int flags, "
+            "int ways) -> Tensor"
         ),
         tensors=(
             "dy",
@@ -88,6 +89,7 @@ OPS = (
             "x_columnwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+            "fc2_weight",
         ),
         flags=1,
         mutated=0,

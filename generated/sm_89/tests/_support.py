@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -77,6 +78,22 @@ def random_tensor(
     return values.to(dtype).to(device)
 
 
+def places(shape: Sequence[int], seed: int) -> Tensor:
+    """A map from so many places to as many others, each to its own; every seventh to none."""
+    count = math.prod(shape)
+    found = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    found[::7] = -1
+    return found.to(torch.int32).view(*shape)
+
+
+def inverse(places: Tensor) -> Tensor:
+    """The map from others to places, [n], -1 where no place has one."""
+    flat = places.flatten().long()
+    found = torch.full_like(flat, -1, dtype=torch.int32)
+    found[flat[flat >= 0]] = torch.arange(len(flat), dtype=torch.int32)[flat >= 0]
+    return found
+
+
 def stacked_groups(own: Tensors, names: Iterable[str]) -> Tensors:
     """Parameters `weight0`, `weight1`, ... as one by the name `weight`; others as they are."""
     found = dict(own)
@@ -141,7 +158,8 @@ def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     first = max(min(output.dim() for output in own) - 1, 0)
     columns = [output.shape[first:] for output in own]
     pieces = whole.split([shape.numel() for shape in columns], dim=-1)
-    return tuple(piece.reshape(output.shape) for piece, output in zip(pieces, own, strict=True))
+    pairs = zip(pieces, own, strict=True)
+    return tuple(piece.reshape(output.shape).to(output.dtype) for piece, output in pairs)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

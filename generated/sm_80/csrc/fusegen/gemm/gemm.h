@@ -24,14 +24,19 @@ enum class Store {
   unary,        // as io, and then changed by expressions of it; fprop and dgrad
   unary_aux,    // the same, and what it was before them goes to a tensor of its own, if asked for
   binary,       // the same, one of the expressions is of another tensor, too
+  gated,        // an expression of both halves of its row and of a value per row; fprop alone
+  gated_aux,    // the same, and the row before it goes to a tensor of its own, if asked for
   fp32,         // written in fp32
   add,          // added in fp32 to what is there; wgrad alone
   add_io,       // rounded to the module's own type and added in it to what is there; wgrad alone
 };
 constexpr bool adds(Store store) { return store == Store::add || store == Store::add_io; }
-constexpr bool has_aux(Store store) { return store == Store::unary_aux; }
+constexpr bool is_gated(Store store) { return store == Store::gated || store == Store::gated_aux; }
+constexpr bool has_aux(Store store) {
+  return store == Store::unary_aux || store == Store::gated_aux;
+}
 constexpr bool changes(Store store) {
-  return store == Store::unary || has_aux(store) || store == Store::binary;
+  return store == Store::unary || has_aux(store) || store == Store::binary || is_gated(store);
 }
 // Whether results meet what a tensor has in their place.
 constexpr bool loads(Store store) { return adds(store) || store == Store::binary; }
@@ -40,15 +45,16 @@ constexpr bool is_wide(Store store) { return store == Store::fp32 || store == St
 // What expressions of a result read besides it, and where it goes without them.
 inline constexpr int kMostScalars = 8;
 struct EpilogueArguments {
-  const void* other = nullptr;  // of the result's shape; Store::binary alone
+  const void* other = nullptr;  // of the result's shape; where that is gated, fp32 [tokens]
   std::array<float, kMostScalars> scalars = {};  // of all expressions, in their order
-  void* aux = nullptr;  // of the result's shape, nullptr: not asked for; Store::unary_aux alone
+  void* aux = nullptr;  // the result before them, nullptr: not asked for; where the store has one
 };
 
 // Row-major operands. n = out_features and k = in_features in all three kinds.
 //   fprop: a = x [T, K], b = weight [E, N, K], d = y [T, N], bias [E, N] or nullptr
 //   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
 //   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
+// A gated d is [T, N / 2], its N a multiple of 16: weight and bias have the first halves first.
 // Rows of y and dx past sum(group_sizes) come out zero; empty groups give zero dweight, and where it
 // is added to something, leave that alone.
 struct GemmArguments {
