@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:afda7bc4f149173d
+# checksum sha256:6c30b0d5572ce471
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "09b3d67b21fd972aec0a7d66491aeb4b32b2fb6ab43af3d2968c77a0e63cb708"
+DIGEST = "178fac3b51990b88595a74a6945d26e8648870c1e1d901997463c10fd3c3320c"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:54a183c91655e2a5
+# checksum sha256:0d87c406224174c4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "d727d9b5d2ed93ec3ace569e9039c06cd5f20c648025301204570e1849263816"
+DIGEST = "a2d24c6f208687834b172ba284efc43a22f198da7a476d6b51690a3cb53abdaa"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1b9e54d4b611877a
+# checksum sha256:eddcccf77f3b27d9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "7337f0c1d12ef36848b143f255524f14de0acd7a8c63a5955d5a58c993fb3aca"
+DIGEST = "8e57a33cb159a6fa33950c450669a39b5a225963f57f4159087db85f92279f59"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fd92c435096ca909
+# checksum sha256:0f19cf7a73b81855
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "b59d0b78a6810dfe3622d2209e9f3f23c2cf43ad9ecc461ab7c2ee23c887a806"
+DIGEST = "16088cab6b521c8c92b256515f3d4780d30351850d0771e87683714bcba5e321"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

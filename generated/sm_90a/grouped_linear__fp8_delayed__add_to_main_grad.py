@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e31afaa30344c426
+# checksum sha256:ec52984e7b165170
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "d878ec40f030d70888523ae5a6e0bee09c77d57aa0e464bd16813ef357105ee2"
+DIGEST = "38891d18e5aed973c0afb5b3991b877ec3ded096f8a3588a3dbc266d2b867f66"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

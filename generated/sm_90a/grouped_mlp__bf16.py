@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:951cd7965b20e5f0
+# checksum sha256:c4bf6021e9f2a51f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "30ab8b1de86a5d5eb285050b91f2f5dadf726c21366ff757ba62c11601f14fec"
+DIGEST = "21f55df1e84811e3ecb6018d2b70360e18e97870ab88c4e92c40b25ded169094"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

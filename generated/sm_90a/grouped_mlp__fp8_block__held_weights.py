@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4fac73a1f918296a
+# checksum sha256:813e3683025c37a5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "6124af2912528005ea45ba56671a7e3cb85a12d3ae643b7d723f17e65447166b"
+DIGEST = "29dddf04ece0427a072dba7006d3519d11651d84f1aac2533e3ad122f1d13ddf"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

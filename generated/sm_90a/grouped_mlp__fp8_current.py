@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:4fb7f8aeb9da0b8b
+# checksum sha256:709489e0796e54a1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "c72ac39ae5a4fa9958424c2bd1bd8f4e50689343e96a1c7e9cbf16227ffa3c40"
+DIGEST = "557680dc80f7e76e74d2706064fb3a6dba1ecf19b819efb2e223f1db958e1b7c"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

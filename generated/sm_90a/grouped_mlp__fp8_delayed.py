@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0cfab93fff51b571
+# checksum sha256:bf9813896ec3b15a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "ed2d6cb43b4bd3f8c0af83ac93b7515551b1768628cc8dfb768f7b715f9052e2"
+DIGEST = "d22cd03cd34327752de40a5a61d71de24a6c1273e8b09c1ba79989f9ee99636b"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ccefb8f1f33110d8
+# checksum sha256:956e95fde7dbfe3a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "63dc235128a21cd3d74a3d7008580badcc94b7ad2e4e7b793ec4d74d86dec0b1"
+DIGEST = "33016db49aab7b3e4434a0619c1c4dbf2e40ae1550583868a400bb30e178028a"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d0cf9187ea582481
+# checksum sha256:c7dfa36e71ef46f1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "d496a75c72c67249ffec8dc804f5a5e88ab450e4d2e248c95c0e840ce675372b"
+DIGEST = "cdb601f24ee8bc24071797624fe094e9a899fbf404ffa10ecec707c55bd44320"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:259e30987cd69316
+# checksum sha256:b19d087fb4cce0c3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "ae5687a2cbfe8945539f7f3381f3f0840c24cc8432d0509cc12df0a4bdde39a7"
+DIGEST = "575977653f63f33e0192be7d2e418daa3497f61b7abe5dbfb1885107681d7ae3"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:326f0e792b690b43
+# checksum sha256:98bafbf605939cd4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "97b45803d288970725bf1bd108a4f64878102254b0df69642727091fefd1ec5d"
+DIGEST = "0869400dbfc398576d286a63366d76dd501159a0a6084e02f0c45c866981e49d"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9a80b6d7fd5eb60a
+# checksum sha256:886cb6956b60daa7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "17eca8fa2c5ecc652ae7725574c9ab04e1882069b1cff4a30872d8003c26d82f"
+DIGEST = "b21e6aaedd7175cb570224f1603577f5019774576bc6843bf4cd0fbb75e48f13"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

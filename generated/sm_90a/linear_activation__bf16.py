@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3574b9966ebf21c8
+# checksum sha256:ed7e654fcd356045
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "97fcf3dbde8ed4a25060465195ae2450632d8138c4d43e8a86844dcdeefb65c2"
+DIGEST = "6f42cdca90437776676048f3470d8a5d037bbe9fc71a41dd4b0b2fbd394b8f18"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:24862b018e564611
+# checksum sha256:488acaeea3e0a2bf
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "92c360c9930a459ee6b4275ac86f3c43e805b83ed8fd139929438a58da8fe89b"
+DIGEST = "d8dd0fec24ec7ea9ab25bc6cdc10b90b1ce806012328718d09843426095a7e7f"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

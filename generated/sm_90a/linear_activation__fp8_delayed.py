@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2efcbdac9c46adaa
+# checksum sha256:158e3bb11a9c802e
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "f96f7b67d48fc05428f002950e443ce9d9af0b9e103b451e709a96cd64830528"
+DIGEST = "b169ce78f39c3272185f7e2203ac379bdd7e257fe0d37621e60e326742b8f860"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

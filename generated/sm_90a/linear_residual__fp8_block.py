@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bb7e30e783e26c48
+# checksum sha256:e3329a5cb0d421d8
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "d52ad9cac0910c449980a3a2ad0c7cba093f9fea39c8048bbf8a70140e1853d3"
+DIGEST = "e9e5e2f2a9e6e7cb1b8c55240681d3ad9590568d6f427f33176fc6deaae98e42"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

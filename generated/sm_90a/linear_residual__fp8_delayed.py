@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9adf1dab5c0bd922
+# checksum sha256:065a10ea56e87f34
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "b72f2728bc74f5ebe599a383caf9ca02a1a6d5dae52f5025af80349c98497fdc"
+DIGEST = "2959292aa2a98298ef0423ae99d893473a3556a8c93b24a78b0f4329eb5bcfbe"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b6869efac0a6c96c
+# checksum sha256:171b0ee28cd09997
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "586a8d1c7403f665cf8b2ed007a95cd779956badd2973ecd0d6fcd8c9a893fc1"
+DIGEST = "d70e6e3b5c111eadb7a7848da6c2c745506c986fcf6fa68c32b23969ab805de4"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e2383836bad4d4fd
+# checksum sha256:2741d9e107fe04d8
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "56286742847f72228ffefb8c44b75c6eb6a320f5c48dd4af5f5125f0551f3fc5"
+DIGEST = "9e1e3b384430586b8f75f313d0400e88803886a50fb06b0ea572da276c26d017"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:29cd74be47ffb3aa
+# checksum sha256:fc9e1a62a466edca
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "27d1235bda1633a7559c7ceab3ecf77a0ca5bf5c5b98471b891ae431b3e16b3c"
+DIGEST = "1dd8aa0053df397147ac6d534da60219bb099479ce628cf21c9b4fa826a06cb7"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

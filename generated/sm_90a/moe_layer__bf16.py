@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4a25be398134ce96
+# checksum sha256:df8a69c2193bbe8d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "2da706d67ebd31fc65398069a92aafc8014db1c5b3eb476e0a360cedbeac103a"
+DIGEST = "63c091e4be0709b067dc94b9c6d24cd81ff79c2a658a1f8f4bf398b997ceaf89"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2dbcfe01aeda099c
+# checksum sha256:b78ec9c181b49a85
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "690f46125baa43c17825698cbe55a4b2f680aa489f556b3491438d3ae5ec7bef"
+DIGEST = "90d046a7fcaa829ee3e2e8aeb78945156fc807cf61f4da0d6974bbf29adc7aea"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06659f0eb0373834
+# checksum sha256:f994e8238dffa876
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "36afc355d90f541c3719b409f9c2d4302bcfa2e091b103c2228d5c777692c713"
+DIGEST = "ef1380f135690c28863b24a36d65c1679b37b97d1216add676423ab95f25bb38"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fa006516afcd5208
+# checksum sha256:9008a2e57d948a95
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "d5c15d2d4f1d0e3781d2c75e28622cb4e863f77c741947cf8c5ecee6911e0bfa"
+DIGEST = "4a4d7bb47ac70ecabc9e68ddb7b999bfb6b648a05fb3cbdc9ab11d7826404710"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

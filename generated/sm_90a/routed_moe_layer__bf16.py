@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:74e5348c968a4064
+# checksum sha256:772ea91ddc044c1c
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "405c97c462c236878dab229b24575d8cd1148044f6218d614cd210b4d83e5f0c"
+DIGEST = "1d36d57cba8938283200b2be6b839fa1da8b3c050167d2c7d72cee9c6d44242a"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -46,10 +46,11 @@ class Programs:
         self.tests: Any = bundles.load_cell(bundle, f"tests.test_{cell}")
         self.reference: Any = bundles.load_cell(bundle, f"reference.{cell}")
         self.module: Any = bundles.load_cell(bundle, cell)
-        self._ops = {
-            direction: support.op_of(bundle, f"{cell}_{direction}")
-            for direction in ("forward", "backward")
-        }
+        self._bundle = bundle
+
+    def _op(self, direction: str) -> Callable[..., Any]:
+        """The one op of a direction."""
+        return support.op_of(self._bundle, f"{self.cell}_{direction}")
 
     def inputs(
         self, dtype: torch.dtype, splits: list[int] | None, sizes: Mapping[str, int]
@@ -77,7 +78,7 @@ class Programs:
     ) -> Outcome:
         """The ops as they are dispatched; state is copied before."""
         states = self.states(tensors)
-        forward, backward = self._ops["forward"], self._ops["backward"]
+        forward, backward = self._op("forward"), self._op("backward")
         results = _tuple(forward(*self._arguments("forward", {**tensors, **states}, needs)))
         given = self._for_backward({**tensors, **states}, dy, results)
         gradients = backward(*self._arguments("backward", given, needs))
@@ -94,7 +95,8 @@ class Programs:
     def call(self, direction: str, tensors: Tensors, needs: Collection[str]) -> Callable[[], Any]:
         """One op, ready to run again and again."""
         arguments = self._arguments(direction, tensors, needs)
-        return lambda: self._ops[direction](*arguments)
+        op = self._op(direction)
+        return lambda: op(*arguments)
 
     def gradient(self, name: str, tensors: Tensors, dy: Tensor) -> Tensor:
         """One gradient alone, of a step from the state as it is; that state is copied before."""
@@ -113,7 +115,7 @@ class Programs:
 
     def backward_tensors(self, tensors: Tensors, dy: Tensor) -> dict[str, Tensor | None]:
         """What the backward reads, after one forward."""
-        results = _tuple(self._ops["forward"](*self._arguments("forward", tensors, None)))
+        results = _tuple(self._op("forward")(*self._arguments("forward", tensors, None)))
         return self._for_backward(tensors, dy, results)
 
     def _names(self, direction: str) -> list[str]:

@@ -74,11 +74,14 @@ def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
     steps = list(draft.backward)
     writer = next((step for step in steps if out in step.writes), None)
     partial: tuple[Operand, ...] = ()
+    place = len(steps)
     if writer is not None:
+        # Right behind it: where the scales are a step's result, its backward reads the gradient.
+        place = steps.index(writer) + 1
         own = Buffer(f"{writer.item}_{out}", draft.buffers[out].dtype, draft.buffers[out].shape)
         draft = draft.with_buffers({own.name: own})
         renamed = (replace(o, buffer=own.name) if o.buffer == out else o for o in writer.outputs)
-        steps[steps.index(writer)] = replace(writer, outputs=tuple(renamed))
+        steps[place - 1] = replace(writer, outputs=tuple(renamed))
         partial = (Operand("add", own.name),)
     named = {operand.slot: operand for operand in scaled.inputs}
     inputs = (
@@ -88,7 +91,7 @@ def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
         *partial,
     )
     outputs = (Operand("out", out),)
-    steps.append(Step(GROUP_ROW_DOT.name, None, scaled.item, inputs, outputs))
+    steps.insert(place, Step(GROUP_ROW_DOT.name, None, scaled.item, inputs, outputs))
     found = dict(draft.gradients) | {scales: out}
     gradients = tuple((leaf, found[leaf]) for leaf in draft.arguments if leaf in found)
     return replace(draft, backward=tuple(steps), gradients=gradients)

@@ -58,7 +58,8 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
     } else {
       status = encode_matrices<Element>(b, in.b, in.groups, in.n, in.k, kBoxRowsB, kBoxColumnsB);
       if (!status.ok()) return status;
-      return encode_ragged<Result>(d, in.d, kForward ? in.n : in.k, kChunkRows, kChunkColumns);
+      return encode_ragged<Result>(d, in.d, kForward ? in.n : in.k, kChunkRows,
+                                   kStoreColumns<Result>);
     }
   }
 }

@@ -51,7 +51,7 @@ Status encode_code_operands(const GemmArguments& g, const CodeRows& rows, CUtens
     status = encode_code_matrices(b, g.b, g.groups, columns, rows.bytes_b, rows.pitch_b,
                                   T::kBoxWidthB);
     if (!status.ok()) return status;
-    return encode_ragged<Result>(d, g.d, columns, kChunkRows, kChunkColumns);
+    return encode_ragged<Result>(d, g.d, columns, kChunkRows, kStoreColumns<Result>);
   }
 }
 

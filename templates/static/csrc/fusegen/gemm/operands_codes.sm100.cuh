@@ -65,7 +65,7 @@ Status encode_codes_as_rows(const GemmArguments& g, int64_t pitch_a, int64_t pit
       status = encode_code_matrices(b, g.b, g.groups, g.n, g.k, pitch_b, kBoxRowsB);
     }
     if (!status.ok()) return status;
-    return encode_ragged<Result>(d, g.d, kForward ? g.n : g.k, kChunkRows, kChunkColumns);
+    return encode_ragged<Result>(d, g.d, kForward ? g.n : g.k, kChunkRows, kStoreColumns<Result>);
   }
 }
 
