@@ -86,3 +86,15 @@ def test_launchers_have_a_function_of_the_least_of_two_sizes() -> None:
     assert any("min(ceildiv(T * K, 2048), 256)" in line for line in layer.programs[0].workspace)
     experts = launcher_context(plan("grouped_mlp", "bf16"), arch, "namespace")
     assert "fusegen/host/chunks.h" not in experts.headers
+
+
+@pytest.mark.parametrize("recipe", SPECS.recipes)
+def test_recipes_leave_the_choice_of_experts_alone(recipe: str) -> None:
+    """A router's op has no roles, so its GEMMs read what is there; those of experts do not."""
+    routed = plan("routed_moe_layer", recipe)
+    steps = [step for step in routed.steps if step.primitive == "gemm"]
+    assert {step.item for step in steps} == {"router"}
+    assert not any(step.copies or step.input("a_scale") for step in steps)
+    experts = [step for step in routed.steps if step.primitive == "grouped_gemm"]
+    assert experts
+    assert all(step.copies for step in experts) == bool(SPECS.recipes[recipe].roles)

@@ -151,6 +151,8 @@ class _Copies:
         if not is_gemm(step):
             return (step,)
         step = with_sizes(draft, step)
+        if _has_no_roles(draft, step):
+            return (step,)
         precision = self.backward
         if GemmKind(step.kind) is GemmKind.FPROP or precision is BackwardPrecision.QUANTIZED:
             return (self._of_copies(draft, step, again),)
@@ -321,6 +323,11 @@ def _weights(draft: Draft, recipe: RecipeSpec) -> frozenset[str]:
     if spec is None or spec.rounding is Rounding.STOCHASTIC:
         return frozenset()
     return frozenset(parameter.buffer for parameter in draft.parameters)
+
+
+def _has_no_roles(draft: Draft, step: Step) -> bool:
+    """Whether a step is of an op that no recipe quantises anything of, such as a router."""
+    return any(each.item == step.item and not each.op.has_roles for each in draft.instances)
 
 
 def _value(name: str) -> str:

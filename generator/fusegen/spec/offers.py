@@ -29,7 +29,7 @@ from .recipe import RecipeSpec
 def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
     """What decides which options a module has; an op that is not there has none of it."""
     chain = [ops[name] for name in module.ops if name in ops]
-    gemms = [op for op in chain if _has_roles(op) and any(map(_is_gemm, op.forward))]
+    gemms = [op for op in chain if op.has_roles and any(map(_is_gemm, op.forward))]
     return ModuleFacts(
         ops=module.ops,
         quantizes=bool(gemms) or any(map(_quantizes, chain)),
@@ -150,11 +150,6 @@ def choices_of(
         option.name: next((word for word in words if word in option.words), option.default)
         for option in options_of(module, ops)
     }
-
-
-def _has_roles(op: OpSpec) -> bool:
-    """Whether a recipe quantises something of it."""
-    return any(tensor.role for tensor in op.tensors.values())
 
 
 def _is_gemm(step: StepSpec) -> bool:

@@ -204,6 +204,11 @@ class OpSpec:
         return self.op
 
     @property
+    def has_roles(self) -> bool:
+        """Whether a recipe quantises something of it."""
+        return any(tensor.role for tensor in self.tensors.values())
+
+    @property
     def tensors(self) -> dict[str, TensorSpec]:
         """Every declared tensor by name."""
         return {**self.inputs, **self.parameters, **self.internal, **self.outputs}
