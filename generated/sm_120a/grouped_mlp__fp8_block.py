@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:72279b8683f4ba2b
+# checksum sha256:dfa04a360b9583bf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "5c55528ce5ee09d44fdc5f35216ba619aefefeb60289d2e044520b5cace918a4"
+DIGEST = "e7875ea8a3e419ba130e94dea596660cee8a7cbd9188a4db536293631a008b4d"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eb9f01563a6dc819
+# checksum sha256:7c5ea233e063f8ca
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "83d56ecfee2b28197e489bb42eeb52bd246353d5bf495a7ce803d25f074e3fe6"
+DIGEST = "b90190fd8011b822bc13fa3c39ba7e93b0a63c80c78343a630bfa1393cc1a962"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:dd20fdddfbb543f7
+# checksum sha256:b3475aa2159eb1e3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "318c24fa08cf573622c897931ff84515063a3922d5542ec4abd1ebca315769a0"
+DIGEST = "13d2d0589e96823019ac45e0dd26ecc9c94ef5eaab6422919727ad08469b4631"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

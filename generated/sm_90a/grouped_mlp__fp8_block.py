@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7041b6a4b491f914
+# checksum sha256:638f53b186d0b8ea
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "db0ca753d2f934ea4ed0b3cb2c26fd294fed07001f71fca7dbd0407924853ab4"
+DIGEST = "da9dc321cff901b465c738cd0583e6683ecb6781b74f97f56f2318405874d31f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

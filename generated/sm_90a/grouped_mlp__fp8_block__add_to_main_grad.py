@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e7bff1ae605896d9
+# checksum sha256:7731b9032a978dec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "2d4cfe543603adf9450a18a7a084fe0f6249c8ebe386175d83e719f9c7a16496"
+DIGEST = "35e5f3cafa0c25fd3f96d97061b66884b7e1d3b9cb1715c6011f30520603a7fd"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

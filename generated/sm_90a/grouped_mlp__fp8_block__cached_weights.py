@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ca6450f95a85073b
+# checksum sha256:b451ed0bda9a2c5c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "1b2330aef354cc02d3eade4bb089f88a66561b4216e94e63360488244ce5dfe4"
+DIGEST = "f185e08cb2b4b8941a7bcbdc4b7e349c3c4e104edb376c0e6f66968c018ea34a"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bf9813896ec3b15a
+# checksum sha256:372e34dce4fc2881
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "d22cd03cd34327752de40a5a61d71de24a6c1273e8b09c1ba79989f9ee99636b"
+DIGEST = "d93d2639b9ff6c99d7385f3d578a9b6b7d14dfa1fe12a57836505383b19c2d0a"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4211150def89cce3
+# checksum sha256:c7942686732f3305
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "5659fa9dac25ae75ccee50efa6a8e790590e16123502bc1c7600fa961ef987ac"
+DIGEST = "3374bf6acb0d9129ace304fca78f04adceeca202827d9bf1e0149bc67469b373"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

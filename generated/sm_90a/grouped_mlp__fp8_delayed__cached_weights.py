@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c0eaab1ad2bbd3a2
+# checksum sha256:3840ce8d19f8fa5c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "a53814486fd21bae6b4dd7a91e0ecacb62c5a28624728c6085fe0d4a8157a2c6"
+DIGEST = "b5db60cf071101598ed62efb149b41473345dca6d7973f116c36d523debf708e"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

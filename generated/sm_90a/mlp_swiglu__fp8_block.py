@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5713a0bbd10f16bd
+# checksum sha256:a86b71dc31587ce6
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "3ae0a37c5a6bcae6a2b26bdf54eba93ac9c2fcb9bc23eb556e931ef5adeb9ec0"
+DIGEST = "7b2dca1aab814fde7784570d7eab1c79a6fb933cddb02f1aad4a7c14fd0e3f79"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

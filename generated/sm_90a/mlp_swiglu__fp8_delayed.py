@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fc9e1a62a466edca
+# checksum sha256:14ddcc8eac1920c9
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "1dd8aa0053df397147ac6d534da60219bb099479ce628cf21c9b4fa826a06cb7"
+DIGEST = "fcad8462b5f67e0a06859bc9df2a7f9392ed7e23c82cfdd3c84a76cec608c514"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:922fbd78cd82d50f
+# checksum sha256:721b4e789c0db241
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "c88f726dc20deefc2ab94c8faa3fc81dd32ae5b2f6ac82eb897b24ca699fe40c"
+DIGEST = "89ce57f1c4ee02729b9e44a03019da541ec395cc66fa334d7d5c4cefb3be1703"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

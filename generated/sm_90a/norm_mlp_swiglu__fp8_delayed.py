@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5e3ac22bcb0beb27
+# checksum sha256:243a60f0e4c2a87f
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "7995a0d339e8c420b9e1ce014c04b59aae2a9d6ebc8f1c06f18d4f02672d2f42"
+DIGEST = "d6d0598e3a93959b70d25a41f4fc203db510b434fa1aef150315d4f75553c1d5"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:fee9670132097e0f
+# checksum sha256:b1b541208254096e
 """grouped_mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -339,10 +339,9 @@ def backward_2(
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
     """The backward_2 program, step by step."""
-    dprobs = dfc1_bias = dh = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
+    dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
     # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dh, dprobs = _act_backward(da, h, probs)
+    dh, dprobs = _act_backward(da, h, probs)
     # 2. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:4930ef8cc9fc737e
+# checksum sha256:b140be0f2b5d7de6
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -498,17 +498,16 @@ def backward_2(
     need_dfc1_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_2 program, step by step."""
-    dprobs = dfc1_bias = dh = dh_rowwise_copy = dh_columnwise_copy = (
-        fc1_grad_output_amax_history
-    ) = fc1_grad_output_scale = steps.ABSENT
+    dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
+        fc1_grad_output_scale
+    ) = steps.ABSENT
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
     fc1_grad_output_scale = backward_state[2049]
     # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dh, dprobs = _act_backward(da, h, probs)
+    dh, dprobs = _act_backward(da, h, probs)
     # 2. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
     #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dh_copies:

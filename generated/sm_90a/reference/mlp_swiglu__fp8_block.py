@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:d688a29b9c13db19
+# checksum sha256:62af242b4754c59d
 """mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -302,17 +302,14 @@ def backward_2(
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dfc1_bias = dh = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
-    need_any = need_dx or need_dfc1_weight or need_dfc1_bias
+    dfc1_bias = steps.ABSENT
     # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_any:
-        dh = _act_backward(da, h)
+    dh = _act_backward(da, h)
     # 2. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
     #    dfc1_bias, dh_row_sums
-    if need_any:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
-        )
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
+    )
     # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:2e3550da9efed533
+# checksum sha256:10a14ab6c9d76bd6
 """mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -441,40 +441,34 @@ def backward_2(
     need_dfc1_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_2 program, step by step."""
-    dfc1_bias = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = steps.ABSENT
-    need_any = need_dx or need_dfc1_weight or need_dfc1_bias
+    dfc1_bias = steps.ABSENT
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
     fc1_grad_output_scale = backward_state[2049]
     # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_any:
-        dh = _act_backward(da, h)
+    dh = _act_backward(da, h)
     # 2. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
     #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
-    if need_any:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh),
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dfc1_weight,
-            scale=fc1_grad_output_scale,
-            layout=LAYOUT,
-        )
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dfc1_weight,
+        scale=fc1_grad_output_scale,
+        layout=LAYOUT,
+    )
     # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
     # 2. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_any:
-        fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
-            quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
-            GRAD_OUTPUT,
-            grouped=False,
-        )
+    fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+        fc1_grad_output_amax_history,
+        fc1_grad_output_scale,
+        quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
+        GRAD_OUTPUT,
+        grouped=False,
+    )
     return (
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:b0ac83c872d479c8
+# checksum sha256:2c7b551816422e12
 """norm_mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -334,22 +334,19 @@ def backward_2(
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dfc1_bias = dh = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
-    need_any = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+    dfc1_bias = steps.ABSENT
     need_dh_rowwise = need_dx or need_dnorm_weight
     # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_any:
-        dh = _act_backward(da, h)
+    dh = _act_backward(da, h)
     # 2. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
     #    dfc1_bias, dh_row_sums
-    if need_any:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh),
-            GRAD_OUTPUT,
-            rowwise=need_dh_rowwise,
-            columnwise=need_dfc1_weight,
-            layout=LAYOUT,
-        )
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_dh_rowwise,
+        columnwise=need_dfc1_weight,
+        layout=LAYOUT,
+    )
     # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)

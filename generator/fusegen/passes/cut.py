@@ -111,7 +111,7 @@ class _Cut:
         results = tuple(_under(when, result) for result in self._results(steps, wanted))
         arguments = self._arguments(steps, begin, end, there, when)
         arguments = self._telling(arguments, steps, results)
-        called = tuple(replace(s, when=() if s.when == when else s.when) for s in steps)
+        called = tuple(_called_under(when, step) for step in steps)
         made = program(
             self.whole.name,
             self.draft,
@@ -205,6 +205,12 @@ class _Cut:
 def _under(when: When, result: Result) -> Result:
     """A result of an op that is called only under flags."""
     return replace(result, when=()) if result.when == when else result
+
+
+def _called_under(when: When, step: Step) -> Step:
+    """A step, with its parts, of such an op."""
+    parts = tuple(_called_under(when, part) for part in step.parts)
+    return replace(step, when=() if step.when == when else step.when, parts=parts)
 
 
 def _common(steps: tuple[Step, ...]) -> When:
