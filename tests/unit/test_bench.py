@@ -464,12 +464,17 @@ def test_an_entry_of_targets_says_what_is_wrong(
         benchmarks.module("targets").Target.parse(aim(value="fraction", **words))
 
 
+AWAITED = {"memory"}
+"""Benchmarks that have run on no GPU yet."""
+
+
 def test_every_target_is_measured(benchmarks: bench.Benchmarks) -> None:
     """By the results on record: a misspelt case would be missed for ever."""
     targets, summary = benchmarks.module("targets"), benchmarks.module("summary")
     found = list(targets.compare(targets.load(), summary.newest()))
     assert {each.target.benchmark for each in found} == {t.benchmark for t in targets.load()}
-    assert [each for each in found if each.number is None] == []
+    missing = {each.target.benchmark for each in found if each.number is None}
+    assert missing == AWAITED, "measured, or a case misspelt"
     assert summary.aims(found).count("\n| ") == len(found) + 1
 
 
@@ -828,9 +833,10 @@ def test_the_floor_of_bf16_is_gemms_and_activations(floors: Any) -> None:
     up, down = (2 * T * 2 * F * H / 1e15 * 1e3, 2 * T * F * H / 1e15 * 1e3)
     weights = [2 * (E * n * k + T * (n + k)) / COPY * 1e3 for n, k in ((2 * F, H), (H, F))]
     assert found.gemms == pytest.approx(3 * (max(up, weights[0]) + max(down, weights[1])), 1e-3)
-    # h -> a and da, h -> dh in 16 bits; probabilities and their gradients are rows of fp32.
-    elements = T * F * (2 * 2 + 2) + T * F * (2 + 2 * 2 + 2 * 2)
-    assert found.activation == pytest.approx((elements + 3 * 4 * T) / COPY * 1e3, rel=1e-3)
+    # The forward's is in fc1's epilogue. da, h -> dh in 16 bits; probabilities and their gradients
+    # are rows of fp32.
+    elements = T * F * (2 + 2 * 2 + 2 * 2)
+    assert found.activation == pytest.approx((elements + 2 * 4 * T) / COPY * 1e3, rel=1e-3)
     assert found.quantise == 0
     assert found.total == found.gemms + found.activation
 
@@ -848,9 +854,9 @@ def test_every_recipe_has_a_floor_of_its_own(floors: Any) -> None:
     assert names["fp8_rowwise"] == {"e4m3_e4m3_fast", "e4m3_e4m3_split"}
     assert names["fp8_block"] == {"e4m3_e4m3_split"}
     assert names["mxfp8"] == names["nvfp4"] == {"bf16"}, "emulated"
-    # x, dy once read, twice written; weights the same: 4 bytes to an element.
+    # x, dy once read, twice written: 4 bytes to an element; weights once in each direction: 6.
     weights, tokens = E * 3 * F * H, 2 * T * H
-    by_hand = 4 * (weights + tokens) / COPY * 1e3
+    by_hand = (6 * weights + 4 * tokens) / COPY * 1e3
     assert totals["fp8_delayed"].quantise == pytest.approx(by_hand, rel=0.02)
     assert totals["fp8_delayed"].gemms < totals["fp8_block"].gemms < totals["bf16"].gemms
     assert totals["mxfp8"].quantise > 2 * totals["fp8_block"].quantise, "codes are decoded"

@@ -160,7 +160,9 @@ def test_numbers_are_those_of_explain(numbered: Page, arch: str, recipe: str) ->
     shown = [row for name in ("forward", "backward") for row in rows(own[f"Steps of the {name}"])]
     wanted = data["numbers"]["steps"]
     running = [row for row in shown if row[1] != "not asked for"]
-    assert [row[0] for row in running] == [each["step"] for each in wanted]
+    # The page counts the steps of each op, where a direction has several.
+    names = [row[0].partition(". ")[2] for row in running]
+    assert names == [each["step"].partition(". ")[2] for each in wanted]
     for row, each in zip(running, wanted, strict=True):
         assert in_bytes(each["bytes"]) in row[3]
         assert not each["operations"] or with_prefix(each["operations"], "FLOP") in row[2]
@@ -192,7 +194,7 @@ def test_what_explain_says_of_steps_buffers_and_fusions_is_there(numbered: Page)
 def test_every_kernel_of_a_step_is_explained(numbered: Page) -> None:
     own = cell(numbered, "grouped_mlp__fp8_block")
     links = [a for a in own.all("a") if a.attributes["href"].startswith("#b2-kernels-")]
-    assert len(links) == 11
+    assert len(links) == 13
     anchors = {e.attributes.get("id") for e in numbered.root.all("tr")}
     assert {a.attributes["href"][1:] for a in links} <= anchors
 
@@ -200,8 +202,8 @@ def test_every_kernel_of_a_step_is_explained(numbered: Page) -> None:
 def test_the_graph_says_what_the_tables_say(numbered: Page) -> None:
     graph = the(cell(numbered, "grouped_mlp__fp8_block").all("svg"))
     texts = [e.text for e in graph.all("text")]
-    for title in ("1. quantize", "2. quantize_several", "6. grouped_gemm wgrad"):
-        assert title in texts
+    for title in ("1. quantize", "2. quantize_several", "grouped_gemm wgrad"):
+        assert any(text.endswith(title) for text in texts)
     assert "one step by activation_gradient_quantize" in texts
     assert [t for t in texts if t == "saved for the backward"]
 

@@ -203,14 +203,24 @@ def read_text(path: Path) -> str:
         raise ValueError(f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
 
-def _refuse(text: str, file: str) -> Problem | None:
+def _refuse(text: str, file: str, loader: Any = _LOADER) -> Problem | None:
     """What YAML offers and a spec does not need: aliases, tags and deep nesting.
 
     Read from the event stream, before anything is built: aliases of aliases grow without bound,
-    tags name code to run, and composing thousands of levels overflows the C stack.
+    tags name code to run, and composing thousands of levels overflows the C stack.  Of too deep
+    ones libyaml itself may say so, before the event that is too deep; the parser in Python has it.
     """
+    try:
+        return _refused(text, file, loader)
+    except yaml.MarkedYAMLError as error:
+        if loader is yaml.SafeLoader or "nesting depth" not in str(error.problem):
+            raise
+    return _refuse(text, file, yaml.SafeLoader)
+
+
+def _refused(text: str, file: str, loader: Any) -> Problem | None:
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         reason, tag = "", getattr(event, "tag", None)

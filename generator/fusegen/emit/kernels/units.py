@@ -111,6 +111,11 @@ class ExpressionText:
     of: tuple[int, ...] = ()
     first_scalar: int = 0
 
+    @property
+    def gated(self) -> bool:
+        """Whether both halves of a row are its operands."""
+        return len(self.of) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedText:

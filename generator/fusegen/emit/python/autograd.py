@@ -32,7 +32,7 @@ class AutogradText:
         incoming: gradients of the outputs.
         alone: whether one output has a gradient, which may be absent; autograd gives those of
             several as zeros where nobody uses the output.
-        outputs: how many there are, of which the first have gradients.
+        several: how many outputs there are, of which the first have gradients; 0 where one is all.
         returns: return type of ``forward``.
         needs: flags that the backward reads, and where autograd tells of each.
         saving_needs: those that decide what is kept, where no flag of ``forward`` tells.
@@ -63,7 +63,7 @@ class AutogradText:
     unpacked: tuple[tuple[str, ...], tuple[str, ...]]
     incoming: tuple[str, ...]
     alone: bool
-    outputs: int
+    several: int
     returns: str
     needs: tuple[tuple[str, str], ...]
     saving_needs: tuple[tuple[str, str], ...]
@@ -170,7 +170,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
         incoming=plan.incoming,
         alone=len(plan.incoming) == 1,
-        outputs=len(plan.outputs),
+        several=len(plan.outputs) if len(plan.outputs) > 1 else 0,
         returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),
