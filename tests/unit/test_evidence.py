@@ -44,15 +44,18 @@ def test_every_option_runs_alone_under_every_recipe_that_knows_it(
     specs: SpecSet, cells: tuple[Cell, ...]
 ) -> None:
     offered = {word for option in OPTIONS for word in option.further}
-    alone = {cell.options[0]: cell.module for cell in cells if len(cell.options) == 1}
-    assert alone.keys() == offered
-    for word, module in alone.items():
+    alone = {(cell.options[0], cell.module) for cell in cells if len(cell.options) == 1}
+    assert {word for word, _ in alone} == offered
+    names, whole = {str(cell) for cell in cells}, set()
+    for word, module in sorted(alone):
         possible = {
             str(cell)
             for recipe in specs.recipes
             if evidence.further.plan_of(specs, ARCH, cell := Cell(module, recipe, (word,)))
         }
-        assert possible and possible <= {str(cell) for cell in cells}, word
+        if possible and possible <= names:
+            whole.add(word)
+    assert whole == offered, "some module has each of them under every recipe"
 
 
 def test_every_activation_runs_alone_among_gemms_and_merged(
