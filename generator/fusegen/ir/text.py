@@ -237,8 +237,11 @@ def _value(node: _Node, hint: Any) -> Any:
     Raises:
         ValueError: it stands for no such object.
     """
-    if isinstance(node, _Leaf) and node.flat == "none" and NoneType in _alternatives(hint):
+    alternatives = _alternatives(hint)
+    if isinstance(node, _Leaf) and node.flat == "none" and NoneType in alternatives:
         return None
+    if isinstance(node, _Leaf) and bool in alternatives and node.flat in ("true", "false"):
+        return _scalar(node, (bool,))
     read, found = _reading(hint)
     return read(node, found)
 
