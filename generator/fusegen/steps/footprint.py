@@ -137,7 +137,7 @@ def for_each_token(plan: ModulePlan, names: Iterable[str]) -> str:
     one = {name: Const(1) for name in axes.choices}
     found: dict[str, Fraction] = {}
     for buffer in map(plan.buffer, names):
-        slope, lengths = Fraction(max(bits(buffer.dtype), 8), 8), []
+        slope, lengths = Fraction(max(bits(buffer.dtype), 8), 8), list[Expr]()
         for dim in buffer.shape.flat:
             if token in symbols(dim):
                 way = split(substitute(dim, one), token)
