@@ -96,9 +96,20 @@ def renamed_module(module: dict[str, Any], names: Renaming) -> dict[str, Any]:
         changed["chain"] = [renamed_item(item, names) for item in module["chain"]]
     if "variants" in module:
         changed["variants"] = {
-            name: {**variant, "chain": renamed_items(variant["chain"], names)}
-            for name, variant in module["variants"].items()
+            name: renamed_variant(variant, names) for name, variant in module["variants"].items()
         }
+    if "attributes" in module:
+        changed["attributes"] = {names.get(k, k): v for k, v in module["attributes"].items()}
+    return changed
+
+
+def renamed_variant(variant: dict[str, Any], names: Renaming) -> dict[str, Any]:
+    """What a variant says otherwise, of items or of an op's attributes."""
+    changed = dict(variant)
+    if "chain" in variant:
+        changed["chain"] = renamed_items(variant["chain"], names)
+    if "attributes" in variant:
+        changed["attributes"] = {names.get(k, k): v for k, v in variant["attributes"].items()}
     return changed
 
 
@@ -110,8 +121,11 @@ def renamed_items(items: dict[str, Any], names: Renaming) -> dict[str, Any]:
 def renamed_item(item: dict[str, Any], names: Renaming) -> dict[str, Any]:
     changed = dict(item)
     for key in ("as", "out"):
-        if key in item:
-            changed[key] = names.get(item[key], item[key])
+        given = item.get(key)
+        if isinstance(given, dict):
+            changed[key] = {names.get(k, k): names.get(v, v) for k, v in given.items()}
+        elif key in item:
+            changed[key] = names.get(given, given)
     if "with" in item:
         changed["with"] = {names.get(k, k): names.get(v, v) for k, v in item["with"].items()}
     if "attributes" in item:
@@ -141,7 +155,9 @@ def used_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
         for tensor in spec.get("inputs", {}).values():
             names |= dict.fromkeys(tensor.get("halves", ()))
         for item in spec.get("chain", ()):
-            names |= dict.fromkeys(item[key] for key in ("as", "out") if key in item)
+            own = [item[key] for key in ("as", "out") if key in item]
+            given = (each.values() if isinstance(each, dict) else (each,) for each in own)
+            names |= dict.fromkeys(name for each in given for name in each)
     return (
         tuple(name for name in names if name[0].islower()),
         tuple(name for name in names if name[0].isupper()),
