@@ -149,7 +149,7 @@ def _memory(forward: Callable[[], Tensor], step: Step) -> dict[str, float]:
 def _measure(package: Any, size: Size) -> Iterator[Row]:
     operands = Operands.drawn(size)
     torch.compiler.reset()
-    compiled = torch.compile(torch_layer, fullgraph=True, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(torch_layer, fullgraph=True, dynamic=False)
     forwards: dict[str, Callable[[], Tensor]] = {
         PEER: partial(compiled, *operands.leaves, operands.ids)
     }
