@@ -194,7 +194,6 @@ def test_models(cells: dict[str, Any], peer: Peer, monkeypatch: pytest.MonkeyPat
 
     Those classes compute in fp32 what they are told to, whatever they are given: here in float64.
     """
-    pytest.importorskip("transformers")
     monkeypatch.setattr(Tensor, "float", Tensor.double)
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch, "float", torch.float64)
