@@ -10,9 +10,10 @@ HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
 ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights chains
 TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml))))
+BUNDLES := $(filter-out $(dir $(wildcard generated/*/manifest.json)),$(wildcard generated/*/))
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-matrix test-fast test-options test-kernels test-all compile-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-options test-kernels test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -21,7 +22,8 @@ demo: $(VENV)/demo.stamp
 # What every change should pass before it is shown to anybody: a few minutes.
 test: lint test-fast
 
-# What needs no test to be wrong: style, types, generated files that are stale; two at a time.
+# What needs no test to be wrong: style, types, generated files that are stale; two at a time.  Bundles of
+# which only a part is kept as files are looked at in test-all.
 lint: $(VENV)/test.stamp
 	$(MAKE) -j 2 lint-generated lint-types lint-benchmarks lint-style
 
@@ -36,6 +38,10 @@ lint-benchmarks: $(VENV)/test.stamp
 	cd benchmarks && MYPYPATH=.:../generator:../tests/gpu:../tests/compile $(abspath $(BIN))/mypy --config-file ../pyproject.toml *.py kernels/*.py
 
 lint-generated: $(VENV)/test.stamp
+	$(BIN)/fusegen check $(BUNDLES)
+
+# The same of every bundle, with cells that are kept as digests, and of the JSON Schemas.
+lint-digests: $(VENV)/test.stamp
 	$(BIN)/fusegen check
 
 # What README.md says has run; test-all looks, since the further bundles must be generated for it.
@@ -50,7 +56,7 @@ test-fast test-options test-kernels: test-%: $(VENV)/test.stamp
 # Everything that needs no GPU, the fast tests first, and that every test ran in one tier.
 test-all:
 	$(MAKE) test
-	$(MAKE) lint-matrix
+	$(MAKE) -j 2 lint-digests lint-matrix
 	$(MAKE) test-kernels
 	$(MAKE) test-options
 	$(BIN)/python -m pytest -qq --tier all --collect-only --record $(REPORTS)/all.txt > $(REPORTS)/all.log || { cat $(REPORTS)/all.log; exit 1; }

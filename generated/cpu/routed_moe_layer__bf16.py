@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:f9d6777bda20b431
+# checksum sha256:1769aa3b77189f2c
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "074b1a48a83fb1137c5823a83256aabe7c3929862c13b8f0c86ff0805f705a05"
+DIGEST = "a630a9685d3ff1d4b35880fc6611cbd8bd4d3e5f544ed34ac0cba03841a19bc4"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -228,7 +228,7 @@ def _backward_2_fake(
     dy: Tensor,
     daux_loss: Tensor,
     dz_loss: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     all_counts: Tensor | None,
     router_weight: Tensor | None,
     router_logits: Tensor | None,
@@ -317,7 +317,7 @@ def _backward_2_flops(
 _backward_2 = _library.register(
     "routed_moe_layer__bf16",
     "backward_2",
-    "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor x, Tensor? all_counts, "
+    "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
     "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
     "Tensor? drow_probs, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
@@ -501,7 +501,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         )
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
         ctx.save_for_backward(
-            x,
+            x if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias else None,
             all_counts if keep_router_logits else None,
             router_weight if need_dx else None,
             router_logits,
@@ -666,7 +666,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[3:]))
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
         ctx.save_for_backward(
-            x,
+            x if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias else None,
             all_counts if keep_router_logits else None,
             router_weight if need_dx else None,
             router_logits,
@@ -1123,7 +1123,8 @@ backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits,
      T E flop; 2 T E + 2 E bytes; if need_drouter_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x              2 T H bytes; always
+  x              2 T H bytes;
+                 if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias
   all_counts     8 E bytes; if need_dx or need_drouter_weight or need_drouter_bias
   router_weight  2 E H bytes; if need_dx
   router_logits  4 T E bytes; if need_dx or need_drouter_weight or need_drouter_bias

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:407d5e4187be3179
+# checksum sha256:9fd40c686b4c379c
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "c646232cbb384cdfa1b37ffd9436167bb33084d646b5700e87a29a5df6dbdfdb"
+DIGEST = "8fb2e5bb34a9b88b1644d58f1336feab3f938e959c9045f0224546a5f277d477"
 _library.join("linear_activation__bf16", DIGEST)
 
 
@@ -59,41 +59,16 @@ _forward = _library.register(
 )
 
 
-def _backward_1_fake(
+def _backward_fake(
     dy: Tensor,
+    x: Tensor | None,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> Tensor:
-    reference.check_backward_1(dy, fc_y)
-    D = dy.shape[-1]
-    dfc_y = dy.new_empty((*dy.shape[:-1], D))
-    return dfc_y
-
-
-_backward_1 = _library.register(
-    "linear_activation__bf16",
-    "backward_1",
-    "(Tensor dy, Tensor fc_y, bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> Tensor",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=2,
-    mutated=0,
-    reference=reference.backward_1,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
-    x: Tensor | None,
-    fc_weight: Tensor | None,
-    dfc_y: Tensor,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, x, fc_weight, dfc_y)
+    reference.check_backward(dy, x, fc_weight, fc_y)
     D = dy.shape[-1]
     K = x.shape[-1] if x is not None else fc_weight.shape[-1] if fc_weight is not None else 0
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
@@ -102,7 +77,7 @@ def _backward_2_fake(
     return dx, dfc_weight, dfc_bias
 
 
-def _backward_2_flops(
+def _backward_flops(
     dy: Tensor, x: Tensor | None, fc_weight: Tensor | None, need_dx: bool, need_dfc_weight: bool
 ) -> int:
     T = math.prod(dy.shape[:-1])
@@ -111,42 +86,18 @@ def _backward_2_flops(
     return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
 
 
-_backward_2 = _library.register(
+_backward = _library.register(
     "linear_activation__bf16",
-    "backward_2",
-    "(Tensor dy, Tensor? x, Tensor? fc_weight, Tensor dfc_y, bool need_dx, "
+    "backward",
+    "(Tensor dy, Tensor? x, Tensor? fc_weight, Tensor fc_y, bool need_dx, "
     "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
+    fake=_backward_fake,
+    check=reference.check_backward,
     tensors=4,
     mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
+    reference=reference.backward,
+    flops=_backward_flops,
 )
-
-
-def _backward(
-    dy: Tensor,
-    left: list,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
-    (
-        x,
-        fc_weight,
-        fc_y,
-    ) = left
-    left.clear()
-    dx = dfc_weight = dfc_bias = None
-    dfc_y = _backward_1(dy, fc_y, need_dx, need_dfc_weight, need_dfc_bias)
-    del fc_y
-    if need_dx or need_dfc_weight or need_dfc_bias:
-        dx, dfc_weight, dfc_bias = _backward_2(
-            dy, x, fc_weight, dfc_y, need_dx, need_dfc_weight, need_dfc_bias
-        )
-    return dx, dfc_weight, dfc_bias
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -181,9 +132,9 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
-        left = [*ctx.saved_tensors]
-        _library.let_go(ctx)
-        dx, dfc_weight, dfc_bias = _backward(dy, left, need_dx, need_dfc_weight, need_dfc_bias)
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
+        )
         return dx, dfc_weight, dfc_bias, *(None,) * 3
 
 
@@ -354,7 +305,7 @@ buffers
   fc_bias     [D]        io  2 D bytes    parameter fc.bias, optional
   fc_y        [T..., D]  io  2 T D bytes  kept for the backward
   y           [T..., D]  io  2 T D bytes  output
-  dfc_y       [T..., D]  io  2 T D bytes  between ops
+  dfc_y       [T..., D]  io  2 T D bytes  workspace
   dy          [T..., D]  io  2 T D bytes  gradient in
   dx          [T..., K]  io  2 T K bytes  gradient
   dfc_weight  [D, K]     io  2 D K bytes  gradient
@@ -366,17 +317,16 @@ forward (x, fc_weight, fc_bias) -> y, fc_y
      gemm_mma_fprop_unary_aux_pointwise_gelu_forward; 2 T D K + 29 T D flop;
      2 T K + 2 D K + 2 D + 4 T D bytes; rule linear_bias_activation
 
-backward_1 (dy, fc_y) -> dfc_y
+backward (dy, x, fc_weight, fc_y) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
      3))))
      pointwise_gelu_backward; 36 T D flop; 6 T D bytes
-backward_2 (dy, x, fc_weight, dfc_y) -> dx, dfc_weight, dfc_bias, if need_dx or need_dfc_weight or
-    need_dfc_bias
-  1. gemm dgrad: dfc_y, fc_weight -> dx  gemm_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes;
-                                         if need_dx
-  2. gemm wgrad: dfc_y, x -> dfc_weight  gemm_mma_wgrad; 2 T D K flop; 2 T D + 2 T K + 2 D K bytes;
-                                         if need_dfc_weight
-  3. column_sum: dfc_y -> dfc_bias       group_sum; T D flop; 2 T D + 2 D bytes; if need_dfc_bias
+  2. gemm dgrad: dfc_y, fc_weight -> dx
+     gemm_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
+  3. gemm wgrad: dfc_y, x -> dfc_weight
+     gemm_mma_wgrad; 2 T D K flop; 2 T D + 2 T K + 2 D K bytes; if need_dfc_weight
+  4. column_sum: dfc_y -> dfc_bias
+     group_sum; T D flop; 2 T D + 2 D bytes; if need_dfc_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x          2 T K bytes  if need_dfc_weight
@@ -384,8 +334,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc_y       2 T D bytes  always
   at most 2 T K + 2 D K + 2 T D bytes, inputs and parameters included
   2 K + 2 D bytes for each token, 2 D of the forward's, none for parameters
-  peak of the backward, with all gradients: 570 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 277 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 839 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 411 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   pointwise_gelu_backward

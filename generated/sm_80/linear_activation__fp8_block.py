@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:369a58b9ae3911e3
+# checksum sha256:b04e4c4c08d77ec7
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "4f011a12b23b3d76ac556f949173f5d7982a0186c1a89790ecd1c84587ed9b16"
+DIGEST = "39f6b2dfef762c38e0f16cb1818e2d8e261019a9792f89c9318481fcd25d4d36"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -69,133 +69,68 @@ _forward = _library.register(
 )
 
 
-def _backward_1_fake(
+def _backward_fake(
     dy: Tensor,
     fc_weight: Tensor | None,
     fc_y: Tensor,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, fc_weight, fc_y)
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = fc_weight.shape[-1] if fc_weight is not None else 0
-    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
-    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    dfc_y_columnwise = (
-        dy.new_empty((D, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc_weight else None
-    )
-    dfc_y_columnwise_scale = (
-        dy.new_empty((-(-T // 128), D), dtype=torch.float32) if need_dfc_weight else None
-    )
-    return dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale
-
-
-def _backward_1_flops(dy: Tensor, fc_weight: Tensor | None, need_dx: bool) -> int:
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = fc_weight.shape[-1] if fc_weight is not None else 0
-    return 2 * T * D * K if need_dx else 0
-
-
-_backward_1 = _library.register(
-    "linear_activation__fp8_block",
-    "backward_1",
-    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=3,
-    mutated=0,
-    reference=reference.backward_1,
-    flops=_backward_1_flops,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor,
-    dfc_y_columnwise_scale: Tensor,
-    need_dfc_weight: bool,
-) -> Tensor:
-    reference.check_backward_2(
-        dy, x_columnwise, x_columnwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale
-    )
-    D = dy.shape[-1]
-    K = (
-        x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else x_columnwise_scale.shape[-1]
-        if x_columnwise_scale is not None
-        else 0
-    )
-    dfc_weight = dy.new_empty((D, K))
-    return dfc_weight
-
-
-def _backward_2_flops(
-    dy: Tensor, x_columnwise: Tensor | None, x_columnwise_scale: Tensor | None
-) -> int:
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = (
-        x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else x_columnwise_scale.shape[-1]
-        if x_columnwise_scale is not None
-        else 0
-    )
-    return 2 * T * D * K
-
-
-_backward_2 = _library.register(
-    "linear_activation__fp8_block",
-    "backward_2",
-    "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dfc_y_columnwise, Tensor dfc_y_columnwise_scale, "
-    "bool need_dfc_weight) -> Tensor",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=5,
-    mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
-)
-
-
-def _backward(
-    dy: Tensor,
-    left: list,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
-    (
-        fc_weight,
-        fc_y,
-        x_columnwise,
-        x_columnwise_scale,
-    ) = left
-    left.clear()
-    dfc_weight = None
-    dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale = _backward_1(
-        dy, fc_weight, fc_y, need_dx, need_dfc_weight, need_dfc_bias
+    reference.check_backward(dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale)
+    D = dy.shape[-1]
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
     )
-    del fc_weight, fc_y
-    if need_dfc_weight:
-        dfc_weight = _backward_2(
-            dy,
-            x_columnwise,
-            x_columnwise_scale,
-            dfc_y_columnwise,
-            dfc_y_columnwise_scale,
-            need_dfc_weight,
-        )
+    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
+    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
+    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
     return dx, dfc_weight, dfc_bias
+
+
+def _backward_flops(
+    dy: Tensor,
+    fc_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
+_backward = _library.register(
+    "linear_activation__fp8_block",
+    "backward",
+    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_fake,
+    check=reference.check_backward,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward,
+    flops=_backward_flops,
+)
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -233,9 +168,9 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
-        left = [*ctx.saved_tensors]
-        _library.let_go(ctx)
-        dx, dfc_weight, dfc_bias = _backward(dy, left, need_dx, need_dfc_weight, need_dfc_bias)
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
+        )
         return dx, dfc_weight, dfc_bias, *(None,) * 3
 
 
@@ -426,9 +361,8 @@ buffers
   fc_weight_columnwise          [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
   fc_weight_columnwise_scale    [ceildiv(D, 128), ceildiv(K, 128)]; float32;
                                 4 ceildiv(D, 128) ceildiv(K, 128) bytes; workspace
-  dfc_y_columnwise              [D, align(T, 16)]; e4m3; D align(T, 16) bytes; between ops
-  dfc_y_columnwise_scale        [ceildiv(T, 128), D]; float32; 4 ceildiv(T, 128) D bytes;
-                                between ops
+  dfc_y_columnwise              [D, align(T, 16)]; e4m3; D align(T, 16) bytes; workspace
+  dfc_y_columnwise_scale        [ceildiv(T, 128), D]; float32; 4 ceildiv(T, 128) D bytes; workspace
   x_columnwise                  [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
   x_columnwise_scale            [ceildiv(T, 128), K]; float32; 4 ceildiv(T, 128) K bytes;
                                 kept for the backward
@@ -455,7 +389,7 @@ forward (x, fc_weight, fc_bias) -> y, fc_y, x_columnwise, x_columnwise_scale
      gemm_decoded_mma_fprop_unary_aux_pointwise_gelu_forward; 2 T D K + 29 T D flop;
      2 T K + 2 D K + 2 D + 4 T D bytes; rule linear_bias_activation
 
-backward_1 (dy, fc_weight, fc_y) -> dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale
+backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
      dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
@@ -473,16 +407,15 @@ backward_1 (dy, fc_weight, fc_y) -> dx, dfc_bias, dfc_y_columnwise, dfc_y_column
      K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
   5. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
-backward_2 (dy, x_columnwise, x_columnwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale)
-    -> dfc_weight, if need_dfc_weight
-  1. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
+  6. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
-     D align(T, 16) + 4 ceildiv(T, 128) D + 2 align(T, 16) D bytes
-  2. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+     D align(T, 16) + 4 ceildiv(T, 128) D + 2 align(T, 16) D bytes; if need_dfc_weight
+  7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
-     K align(T, 16) + 4 ceildiv(T, 128) K + 2 align(T, 16) K bytes
-  3. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
-     gemm_decoded_mma_wgrad; 2 T D K flop; 2 align(T, 16) D + 2 align(T, 16) K + 2 D K bytes
+     K align(T, 16) + 4 ceildiv(T, 128) K + 2 align(T, 16) K bytes; if need_dfc_weight
+  8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+     gemm_decoded_mma_wgrad; 2 T D K flop; 2 align(T, 16) D + 2 align(T, 16) K + 2 D K bytes;
+     if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight           2 D K bytes                if need_dx
@@ -491,8 +424,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
   2 D + 33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.12 GB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 549 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 1.25 GB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 614 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

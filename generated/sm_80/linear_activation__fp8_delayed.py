@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ee7ab28e43667ca3
+# checksum sha256:8e7815e906659166
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "368b98d63a643e808f67afad5093945032a2d09e87b439d20fe8034488c6c94e"
+DIGEST = "5897c1b0054c7a818c01dfc9debfc490c6d7ff465c32daff39fb4236be2e1d7d"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -82,135 +82,67 @@ _forward = _library.register(
 )
 
 
-def _backward_1_fake(
+def _backward_fake(
     dy: Tensor,
     fc_weight: Tensor | None,
     fc_y: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_1(dy, fc_weight, fc_y, fc_weight_scale_used, backward_state)
-    T = math.prod(dy.shape[:-1])
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward(
+        dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used, backward_state
+    )
     D = dy.shape[-1]
-    K = fc_weight.shape[-1] if fc_weight is not None else 0
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
+    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
     dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    dfc_y_columnwise = (
-        dy.new_empty((D, -(-T // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dfc_weight
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dfc_y_columnwise_scale = (
-        dy.new_empty((1,), dtype=torch.float32)
-        if need_dfc_weight
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    return dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale
+    return dx, dfc_weight, dfc_bias
 
 
-def _backward_1_flops(dy: Tensor, fc_weight: Tensor | None, need_dx: bool) -> int:
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = fc_weight.shape[-1] if fc_weight is not None else 0
-    return 2 * T * D * K if need_dx else 0
-
-
-_backward_1 = _library.register(
-    "linear_activation__fp8_delayed",
-    "backward_1",
-    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? fc_weight_scale_used, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=5,
-    mutated=1,
-    reference=reference.backward_1,
-    flops=_backward_1_flops,
-)
-
-
-def _backward_2_fake(
+def _backward_flops(
     dy: Tensor,
+    fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor,
-    dfc_y_columnwise_scale: Tensor,
-    need_dfc_weight: bool,
-) -> Tensor:
-    reference.check_backward_2(
-        dy, x_columnwise, x_columnwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale
-    )
-    D = dy.shape[-1]
-    K = x_columnwise.shape[-2] if x_columnwise is not None else 0
-    dfc_weight = dy.new_empty((D, K))
-    return dfc_weight
-
-
-def _backward_2_flops(dy: Tensor, x_columnwise: Tensor | None) -> int:
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = x_columnwise.shape[-2] if x_columnwise is not None else 0
-    return 2 * T * D * K
-
-
-_backward_2 = _library.register(
-    "linear_activation__fp8_delayed",
-    "backward_2",
-    "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dfc_y_columnwise, Tensor dfc_y_columnwise_scale, "
-    "bool need_dfc_weight) -> Tensor",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=5,
-    mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
-)
-
-
-def _backward(
-    dy: Tensor,
-    left: list,
-    backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
-    (
-        fc_weight,
-        fc_y,
-        x_columnwise,
-        x_columnwise_scale,
-        fc_weight_scale_used,
-    ) = left
-    left.clear()
-    dfc_weight = None
-    dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale = _backward_1(
-        dy,
-        fc_weight,
-        fc_y,
-        fc_weight_scale_used,
-        backward_state,
-        need_dx,
-        need_dfc_weight,
-        need_dfc_bias,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    D = dy.shape[-1]
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
     )
-    del fc_weight, fc_y, fc_weight_scale_used
-    if need_dfc_weight:
-        dfc_weight = _backward_2(
-            dy,
-            x_columnwise,
-            x_columnwise_scale,
-            dfc_y_columnwise if need_dfc_weight else None,
-            dfc_y_columnwise_scale if need_dfc_weight else None,
-            need_dfc_weight,
-        )
-    return dx if need_dx else None, dfc_weight, dfc_bias if need_dfc_bias else None
+    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+
+
+_backward = _library.register(
+    "linear_activation__fp8_delayed",
+    "backward",
+    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc_weight_scale_used, Tensor(a!) backward_state, "
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+    check=reference.check_backward,
+    tensors=7,
+    mutated=1,
+    reference=reference.backward,
+    flops=_backward_flops,
+)
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -252,12 +184,15 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
-        left = [*ctx.saved_tensors]
-        _library.let_go(ctx)
         dx, dfc_weight, dfc_bias = _backward(
-            dy, left, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dfc_bias, *(None,) * 5
+        return (
+            dx if need_dx else None,
+            dfc_weight if need_dfc_weight else None,
+            dfc_bias if need_dfc_bias else None,
+            *(None,) * 5,
+        )
 
 
 class _LinearGELUTwin(_transforms.Twin):
@@ -512,8 +447,8 @@ buffers
   dfc_y_rowwise_scale           [1]; float32; 4 bytes; workspace
   fc_weight_columnwise          [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
   fc_weight_columnwise_scale    [1]; float32; 4 bytes; workspace
-  dfc_y_columnwise              [D, align(T, 16)]; e5m2; D align(T, 16) bytes; between ops
-  dfc_y_columnwise_scale        [1]; float32; 4 bytes; between ops
+  dfc_y_columnwise              [D, align(T, 16)]; e5m2; D align(T, 16) bytes; workspace
+  dfc_y_columnwise_scale        [1]; float32; 4 bytes; workspace
   x_columnwise                  [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
   x_columnwise_scale            [1]; float32; 4 bytes; kept for the backward
   fc_input_amax_history         [1024, 1]; float32; 4096 bytes;
@@ -561,8 +496,8 @@ forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, x_columnwise, x_colum
      gemm_decoded_mma_fprop_tensor_tensor_unary_aux_pointwise_gelu_forward; 2 T D K + 29 T D flop;
      2 T K + 2 D K + 8 + 2 D + 4 T D bytes; rule linear_bias_activation
 
-backward_1 (dy, fc_weight, fc_y, fc_weight_scale_used, backward_state) -> dx, dfc_bias,
-    dfc_y_columnwise, dfc_y_columnwise_scale
+backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used,
+    backward_state) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y, fc_grad_output_amax_history, fc_grad_output_scale
      -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale, dfc_bias,
      dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
@@ -578,16 +513,14 @@ backward_1 (dy, fc_weight, fc_y, fc_weight_scale_used, backward_state) -> dx, df
   5. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded, dfc_y_rowwise_scale,
      fc_weight_columnwise_scale -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T D K flop; 2 T D + 2 D K + 8 + 2 T K bytes; if need_dx
-backward_2 (dy, x_columnwise, x_columnwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale)
-    -> dfc_weight, if need_dfc_weight
-  1. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
-     dequantize_e5m2_codes_transposed; D align(T, 16) + 2 align(T, 16) D bytes
-  2. dequantize: x_columnwise -> x_columnwise_decoded
-     dequantize_e4m3_codes_transposed; K align(T, 16) + 2 align(T, 16) K bytes
-  3. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
+  6. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
+     dequantize_e5m2_codes_transposed; D align(T, 16) + 2 align(T, 16) D bytes; if need_dfc_weight
+  7. dequantize: x_columnwise -> x_columnwise_decoded
+     dequantize_e4m3_codes_transposed; K align(T, 16) + 2 align(T, 16) K bytes; if need_dfc_weight
+  8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
      x_columnwise_scale -> dfc_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T D K flop;
-     2 align(T, 16) D + 2 align(T, 16) K + 8 + 2 D K bytes
+     2 align(T, 16) D + 2 align(T, 16) K + 8 + 2 D K bytes; if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight             2 D K bytes           if need_dx
@@ -597,8 +530,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
   2 D + K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.11 GB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 545 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 1.24 GB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 612 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

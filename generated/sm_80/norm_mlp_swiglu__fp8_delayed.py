@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8be624f6a647436c
+# checksum sha256:6df669a22786dce6
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "2554ad6b4c8a94d8117e94f52e5d741c65f30008650c95e20b4eeb2ce6c8bb72"
+DIGEST = "fe9692cf347303122dc589b138bbf6a9c589f2352b78b1924e03f323f25a8b59"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -358,7 +358,7 @@ def _backward(
         fc2_weight_scale_used,
     ) = left
     left.clear()
-    need_dx_or_dnorm_weight = need_dx or need_dnorm_weight
+    need_fc1_weight_copies = need_dx or need_dnorm_weight
     dn = dx = dnorm_weight = dfc1_weight = None
     (
         dfc2_weight,
@@ -385,13 +385,13 @@ def _backward(
         norm_eps,
     )
     del h, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
-    if need_dx_or_dnorm_weight:
+    if need_fc1_weight_copies:
         dn = _backward_2(
             dy,
             fc1_weight,
             fc1_weight_scale_used,
-            dh_rowwise if need_dx_or_dnorm_weight else None,
-            dh_rowwise_scale if need_dx_or_dnorm_weight else None,
+            dh_rowwise if need_fc1_weight_copies else None,
+            dh_rowwise_scale if need_fc1_weight_copies else None,
             need_dx,
             need_dnorm_weight,
             norm_eps,

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:11d2227733f94ed1
+# checksum sha256:4839132ecfe4fa0e
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "51c9d837580c80b95a796897c698f644e1dbd9b4f0916c02bebd585ed7f06697"
+DIGEST = "f89bb83be54434659cc8f7ec97cb3269a95eca99bb6f4a0abcc653ead1651a29"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -229,7 +229,7 @@ def _backward_2_fake(
     dy: Tensor,
     daux_loss: Tensor,
     dz_loss: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     all_counts: Tensor | None,
     router_weight: Tensor | None,
     router_logits: Tensor | None,
@@ -318,7 +318,7 @@ def _backward_2_flops(
 _backward_2 = _library.register(
     "routed_moe_layer__bf16",
     "backward_2",
-    "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor x, Tensor? all_counts, "
+    "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
     "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
     "Tensor? drow_probs, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
@@ -502,7 +502,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         )
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
         ctx.save_for_backward(
-            x,
+            x if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias else None,
             all_counts if keep_router_logits else None,
             router_weight if need_dx else None,
             router_logits,
@@ -667,7 +667,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[3:]))
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
         ctx.save_for_backward(
-            x,
+            x if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias else None,
             all_counts if keep_router_logits else None,
             router_weight if need_dx else None,
             router_logits,
@@ -1129,7 +1129,8 @@ backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits,
      group_sum; T E flop; 2 T E + 2 E bytes; if need_drouter_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
-  x              2 T H bytes; always
+  x              2 T H bytes;
+                 if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias
   all_counts     8 E bytes; if need_dx or need_drouter_weight or need_drouter_bias
   router_weight  2 E H bytes; if need_dx
   router_logits  4 T E bytes; if need_dx or need_drouter_weight or need_drouter_bias

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:488acaeea3e0a2bf
+# checksum sha256:6fb282d1522c9650
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "d8dd0fec24ec7ea9ab25bc6cdc10b90b1ce806012328718d09843426095a7e7f"
+DIGEST = "02a4d4a5f708267458851f43c733c17a0a9c33bbac0ac0f569bf7fe3700d009d"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -68,67 +68,17 @@ _forward = _library.register(
 )
 
 
-def _backward_1_fake(
+def _backward_fake(
     dy: Tensor,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, fc_y)
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
-    dfc_y_rowwise = (
-        dy.new_empty((T, -(-D // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
-    )
-    dfc_y_rowwise_scale = (
-        dy.new_empty((-(-D // 128), 32 * (T // 32 + 1)), dtype=torch.float32) if need_dx else None
-    )
-    dfc_y_columnwise = (
-        dy.new_empty((D, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc_weight else None
-    )
-    dfc_y_columnwise_scale = (
-        dy.new_empty((-(-T // 128), D), dtype=torch.float32) if need_dfc_weight else None
-    )
-    return dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale
-
-
-_backward_1 = _library.register(
-    "linear_activation__fp8_block",
-    "backward_1",
-    "(Tensor dy, Tensor fc_y, bool need_dx, bool need_dfc_weight, "
-    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=2,
-    mutated=0,
-    reference=reference.backward_1,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
-    fc_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dfc_y_rowwise: Tensor | None,
-    dfc_y_rowwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor | None,
-    dfc_y_columnwise_scale: Tensor | None,
-    need_dx: bool,
-    need_dfc_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(
-        dy,
-        fc_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        dfc_y_rowwise,
-        dfc_y_rowwise_scale,
-        dfc_y_columnwise,
-        dfc_y_columnwise_scale,
-    )
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward(dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale)
     D = dy.shape[-1]
     K = (
         fc_weight.shape[-1]
@@ -141,10 +91,11 @@ def _backward_2_fake(
     )
     dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
     dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    return dx, dfc_weight
+    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else None
+    return dx, dfc_weight, dfc_bias
 
 
-def _backward_2_flops(
+def _backward_flops(
     dy: Tensor,
     fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
@@ -166,56 +117,19 @@ def _backward_2_flops(
     return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
 
 
-_backward_2 = _library.register(
+_backward = _library.register(
     "linear_activation__fp8_block",
-    "backward_2",
-    "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor? dfc_y_rowwise, Tensor? dfc_y_rowwise_scale, Tensor? dfc_y_columnwise, "
-    "Tensor? dfc_y_columnwise_scale, bool need_dx, bool need_dfc_weight) -> (Tensor?, "
-    "Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=8,
+    "backward",
+    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, bool need_dx, bool need_dfc_weight, "
+    "bool need_dfc_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_fake,
+    check=reference.check_backward,
+    tensors=5,
     mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
+    reference=reference.backward,
+    flops=_backward_flops,
 )
-
-
-def _backward(
-    dy: Tensor,
-    left: list,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
-    (
-        fc_weight,
-        fc_y,
-        x_columnwise,
-        x_columnwise_scale,
-    ) = left
-    left.clear()
-    dx = dfc_weight = None
-    dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale = (
-        _backward_1(dy, fc_y, need_dx, need_dfc_weight, need_dfc_bias)
-    )
-    del fc_y
-    if need_dx or need_dfc_weight:
-        dx, dfc_weight = _backward_2(
-            dy,
-            fc_weight,
-            x_columnwise,
-            x_columnwise_scale,
-            dfc_y_rowwise,
-            dfc_y_rowwise_scale,
-            dfc_y_columnwise,
-            dfc_y_columnwise_scale,
-            need_dx,
-            need_dfc_weight,
-        )
-    return dx, dfc_weight, dfc_bias
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -253,9 +167,9 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
-        left = [*ctx.saved_tensors]
-        _library.let_go(ctx)
-        dx, dfc_weight, dfc_bias = _backward(dy, left, need_dx, need_dfc_weight, need_dfc_bias)
+        dx, dfc_weight, dfc_bias = _backward(
+            dy, *ctx.saved_tensors, need_dx, need_dfc_weight, need_dfc_bias
+        )
         return dx, dfc_weight, dfc_bias, *(None,) * 3
 
 
@@ -437,14 +351,14 @@ buffers
   fc_weight_rowwise           [D, align(K, 16)]; e4m3; D align(K, 16) bytes; workspace
   fc_weight_rowwise_scale     [ceildiv(D, 128), ceildiv(K, 128)]; float32;
                               4 ceildiv(D, 128) ceildiv(K, 128) bytes; workspace
-  dfc_y_rowwise               [T, align(D, 16)]; e4m3; T align(D, 16) bytes; between ops
+  dfc_y_rowwise               [T, align(D, 16)]; e4m3; T align(D, 16) bytes; workspace
   dfc_y_rowwise_scale         [ceildiv(D, 128), 32 * (T // 32 + 1)]; float32;
-                              4 ceildiv(D, 128) 32 (T // 32 + 1) bytes; between ops
+                              4 ceildiv(D, 128) 32 (T // 32 + 1) bytes; workspace
   fc_weight_columnwise        [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
   fc_weight_columnwise_scale  [ceildiv(D, 128), ceildiv(K, 128)]; float32;
                               4 ceildiv(D, 128) ceildiv(K, 128) bytes; workspace
-  dfc_y_columnwise            [D, align(T, 16)]; e4m3; D align(T, 16) bytes; between ops
-  dfc_y_columnwise_scale      [ceildiv(T, 128), D]; float32; 4 ceildiv(T, 128) D bytes; between ops
+  dfc_y_columnwise            [D, align(T, 16)]; e4m3; D align(T, 16) bytes; workspace
+  dfc_y_columnwise_scale      [ceildiv(T, 128), D]; float32; 4 ceildiv(T, 128) D bytes; workspace
   x_columnwise                [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
   x_columnwise_scale          [ceildiv(T, 128), K]; float32; 4 ceildiv(T, 128) K bytes;
                               kept for the backward
@@ -465,8 +379,7 @@ forward (x, fc_weight, fc_bias) -> y, fc_y, x_columnwise, x_columnwise_scale
      ceildiv(K, 128) + 2 D + 4 T D bytes;
      rule linear_bias_activation
 
-backward_1 (dy, fc_y) -> dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
-    dfc_y_columnwise_scale
+backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
      dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
@@ -474,18 +387,16 @@ backward_1 (dy, fc_y) -> dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_col
      4 T D + T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + D align(T, 16) + 4 ceildiv(T,
      128) D + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-backward_2 (dy, fc_weight, x_columnwise, x_columnwise_scale, dfc_y_rowwise, dfc_y_rowwise_scale,
-    dfc_y_columnwise, dfc_y_columnwise_scale) -> dx, dfc_weight, if need_dx or need_dfc_weight
-  1. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
      if need_dx
-  2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T D K flop;
      T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + K align(D, 16) + 4 ceildiv(D, 128)
      ceildiv(K, 128) + 2 T K bytes;
      if need_dx
-  3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
      -> dfc_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T D K flop;
      D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
@@ -498,8 +409,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
   2 D + 33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 717 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 350 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 969 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 480 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:158e3bb11a9c802e
+# checksum sha256:c7db85882be66e5a
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "b169ce78f39c3272185f7e2203ac379bdd7e257fe0d37621e60e326742b8f860"
+DIGEST = "597caa7c75f7d57c4b19b72a97f2404550d3c550790db09882c0e4b5d80d985b"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -81,76 +81,20 @@ _forward = _library.register(
 )
 
 
-def _backward_1_fake(
+def _backward_fake(
     dy: Tensor,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_1(dy, fc_y, backward_state)
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
-    dfc_y_rowwise = (
-        dy.new_empty((T, -(-D // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dx
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dfc_y_rowwise_scale = (
-        dy.new_empty((1,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
-    )
-    dfc_y_columnwise = (
-        dy.new_empty((D, -(-T // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dfc_weight
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dfc_y_columnwise_scale = (
-        dy.new_empty((1,), dtype=torch.float32)
-        if need_dfc_weight
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    return dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale
-
-
-_backward_1 = _library.register(
-    "linear_activation__fp8_delayed",
-    "backward_1",
-    "(Tensor dy, Tensor fc_y, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=3,
-    mutated=1,
-    reference=reference.backward_1,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
-    fc_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc_weight_scale_used: Tensor | None,
-    dfc_y_rowwise: Tensor | None,
-    dfc_y_rowwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor | None,
-    dfc_y_columnwise_scale: Tensor | None,
-    need_dx: bool,
-    need_dfc_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(
-        dy,
-        fc_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        fc_weight_scale_used,
-        dfc_y_rowwise,
-        dfc_y_rowwise_scale,
-        dfc_y_columnwise,
-        dfc_y_columnwise_scale,
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward(
+        dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used, backward_state
     )
     D = dy.shape[-1]
     K = (
@@ -160,12 +104,13 @@ def _backward_2_fake(
         if x_columnwise is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else None
-    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else None
-    return dx, dfc_weight
+    dx = dy.new_empty((*dy.shape[:-1], K)) if need_dx else dy.new_empty(0)
+    dfc_weight = dy.new_empty((D, K)) if need_dfc_weight else dy.new_empty(0)
+    dfc_bias = dy.new_empty((D,)) if need_dfc_bias else dy.new_empty(0)
+    return dx, dfc_weight, dfc_bias
 
 
-def _backward_2_flops(
+def _backward_flops(
     dy: Tensor,
     fc_weight: Tensor | None,
     x_columnwise: Tensor | None,
@@ -184,59 +129,19 @@ def _backward_2_flops(
     return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
 
 
-_backward_2 = _library.register(
+_backward = _library.register(
     "linear_activation__fp8_delayed",
-    "backward_2",
-    "(Tensor dy, Tensor? fc_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor? fc_weight_scale_used, Tensor? dfc_y_rowwise, Tensor? dfc_y_rowwise_scale, "
-    "Tensor? dfc_y_columnwise, Tensor? dfc_y_columnwise_scale, bool need_dx, "
-    "bool need_dfc_weight) -> (Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=9,
-    mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
+    "backward",
+    "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc_weight_scale_used, Tensor(a!) backward_state, "
+    "bool need_dx, bool need_dfc_weight, bool need_dfc_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+    check=reference.check_backward,
+    tensors=7,
+    mutated=1,
+    reference=reference.backward,
+    flops=_backward_flops,
 )
-
-
-def _backward(
-    dy: Tensor,
-    left: list,
-    backward_state: Tensor,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
-    (
-        fc_weight,
-        fc_y,
-        x_columnwise,
-        x_columnwise_scale,
-        fc_weight_scale_used,
-    ) = left
-    left.clear()
-    dx = dfc_weight = None
-    dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale = (
-        _backward_1(dy, fc_y, backward_state, need_dx, need_dfc_weight, need_dfc_bias)
-    )
-    del fc_y
-    if need_dx or need_dfc_weight:
-        dx, dfc_weight = _backward_2(
-            dy,
-            fc_weight,
-            x_columnwise,
-            x_columnwise_scale,
-            fc_weight_scale_used,
-            dfc_y_rowwise if need_dx else None,
-            dfc_y_rowwise_scale if need_dx else None,
-            dfc_y_columnwise if need_dfc_weight else None,
-            dfc_y_columnwise_scale if need_dfc_weight else None,
-            need_dx,
-            need_dfc_weight,
-        )
-    return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 
 
 class _LinearGELU(torch.autograd.Function):
@@ -278,12 +183,15 @@ class _LinearGELU(torch.autograd.Function):
         need_dx = needs[0]
         need_dfc_weight = needs[1]
         need_dfc_bias = needs[2]
-        left = [*ctx.saved_tensors]
-        _library.let_go(ctx)
         dx, dfc_weight, dfc_bias = _backward(
-            dy, left, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
+            dy, *ctx.saved_tensors, ctx.backward_state_, need_dx, need_dfc_weight, need_dfc_bias
         )
-        return dx, dfc_weight, dfc_bias, *(None,) * 5
+        return (
+            dx if need_dx else None,
+            dfc_weight if need_dfc_weight else None,
+            dfc_bias if need_dfc_bias else None,
+            *(None,) * 5,
+        )
 
 
 class _LinearGELUTwin(_transforms.Twin):
@@ -531,12 +439,12 @@ buffers
   x_rowwise_scale              [1]; float32; 4 bytes; workspace
   fc_weight_rowwise            [D, align(K, 16)]; e4m3; D align(K, 16) bytes; workspace
   fc_weight_rowwise_scale      [1]; float32; 4 bytes; workspace
-  dfc_y_rowwise                [T, align(D, 16)]; e5m2; T align(D, 16) bytes; between ops
-  dfc_y_rowwise_scale          [1]; float32; 4 bytes; between ops
+  dfc_y_rowwise                [T, align(D, 16)]; e5m2; T align(D, 16) bytes; workspace
+  dfc_y_rowwise_scale          [1]; float32; 4 bytes; workspace
   fc_weight_columnwise         [K, align(D, 16)]; e4m3; K align(D, 16) bytes; workspace
   fc_weight_columnwise_scale   [1]; float32; 4 bytes; workspace
-  dfc_y_columnwise             [D, align(T, 16)]; e5m2; D align(T, 16) bytes; between ops
-  dfc_y_columnwise_scale       [1]; float32; 4 bytes; between ops
+  dfc_y_columnwise             [D, align(T, 16)]; e5m2; D align(T, 16) bytes; workspace
+  dfc_y_columnwise_scale       [1]; float32; 4 bytes; workspace
   x_columnwise                 [K, align(T, 16)]; e4m3; K align(T, 16) bytes; kept for the backward
   x_columnwise_scale           [1]; float32; 4 bytes; kept for the backward
   fc_input_amax_history        [1024, 1]; float32; 4096 bytes;
@@ -574,24 +482,21 @@ forward (x, fc_weight, fc_bias, forward_state) -> y, fc_y, x_columnwise, x_colum
      2 T D K + 29 T D flop; T align(K, 16) + 8 + D align(K, 16) + 2 D + 4 T D bytes;
      rule linear_bias_activation
 
-backward_1 (dy, fc_y, backward_state) -> dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale,
-    dfc_y_columnwise, dfc_y_columnwise_scale
+backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used,
+    backward_state) -> dx, dfc_weight, dfc_bias
   1. pointwise_grad_quantize: dy, fc_y, fc_grad_output_amax_history, fc_grad_output_scale
      -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale, dfc_bias,
      dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T D flop;
      4 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-backward_2 (dy, fc_weight, x_columnwise, x_columnwise_scale, fc_weight_scale_used, dfc_y_rowwise,
-    dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale) -> dx, dfc_weight, if need_dx or
-    need_dfc_weight
-  1. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
+  2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
      quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
-  2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
      -> dfc_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
@@ -604,8 +509,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
   2 D + K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 705 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 344 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 956 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 474 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

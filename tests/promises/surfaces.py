@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -122,12 +123,22 @@ def _schemas(cell: str, namespace: str) -> Iterator[str]:
             f"{namespace}::{cell}__"
         ):
             continue
-        if full.endswith("_backward"):  # what it takes, and whether it is there, is its own
+        if re.search(
+            r"_backward(_\d+)?$", full
+        ):  # what it takes, and how many there are, is its own
             continue
         op = getattr(getattr(torch.ops, namespace), full.partition("::")[2]).default
         arguments = str(op._schema).partition(" -> ")[0].partition("(")[2]
         short = full.replace(cell, "<cell>")
         yield f"{short}({arguments}" if full.endswith("_forward") else short
+
+
+def without_flags(found: Facts) -> Facts:
+    """Schemas without the flags that ask a forward to save something: what it saves is its own."""
+    return {
+        name: tuple(re.sub(r",? ?bool need_\w+", "", line) for line in lines)
+        for name, lines in found.items()
+    }
 
 
 def state_dicts(cells: Mapping[str, ModuleType]) -> Facts:

@@ -51,8 +51,8 @@ def functions(texts: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def test_lines_fit(texts: Mapping[str, str]) -> None:
-    """All but those of one word: names of kernels say everything about them."""
-    word = re.compile(r' *(?:[?:] )?\w+\(?|#include "dispatch/\w+\.h"')
+    """All but those of one word or name: kernels' and ranges' say everything about them."""
+    word = re.compile(r' *(?:[?:] )?\w+\(?|#include "dispatch/\w+\.h"| *"[^"]+"\);')
     long = [
         f"{path}:{row}"
         for path, text in texts.items()

@@ -74,7 +74,7 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
                 value = re.escape(f"{kept[name]} ? kUnwanted : ") + (
                     rf"\({value}\)" if when else value
                 )
-                place = rf"{re.escape(kept[name])} \? .*\(({name}_kept|saved_amaxes)\).*"
+                place = rf"{re.escape(kept[name])} \? .*\(({name}_kept|{joined})\).*"
                 address = rf"{place} : {re.escape(address)}"
             else:
                 address = re.escape(address)
@@ -107,10 +107,13 @@ def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None
 @pytest.mark.parametrize(
     ("cell", "regions"),
     [
-        ("grouped_mlp__bf16", {"dx": 5, "dfc1_weight": 6, "dfc1_bias": 7}),
-        ("grouped_mlp__bf16__delayed_wgrad", {"dx": 4, "dfc1_bias": 5}),
-        ("grouped_mlp__fp8_delayed", {"dfc2_weight": 3, "dfc1_bias": 4, "dx": 5, "dfc1_weight": 6}),
-        ("linear__fp8_current", {"dx": 2, "dweight": 3}),
+        ("grouped_mlp__bf16__one_backward_call", {"dx": 5, "dfc1_weight": 6, "dfc1_bias": 7}),
+        ("grouped_mlp__bf16__delayed_wgrad__one_backward_call", {"dx": 4, "dfc1_bias": 5}),
+        (
+            "grouped_mlp__fp8_delayed__one_backward_call",
+            {"dfc2_weight": 4, "dfc1_bias": 5, "dx": 7, "dfc1_weight": 8},
+        ),
+        ("linear__fp8_current", {"dx": 3, "dweight": 4}),
     ],
 )
 def test_gradients_have_room_before_they_are_written(cell: str, regions: dict[str, int]) -> None:
@@ -131,7 +134,7 @@ def test_numbers_for_rows_and_groups_are_no_regions() -> None:
 
 
 def test_a_main_grad_holds_values_before_its_step() -> None:
-    cell = Cell("grouped_mlp", "bf16", ("add_to_main_grad",))
+    cell = Cell("grouped_mlp", "bf16", ("add_to_main_grad", "one_backward_call"))
     (plan,) = resolve(SPECS, HOPPER, [cell]).modules
     context = launcher_context(plan, SPECS.archs[HOPPER], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
@@ -146,9 +149,9 @@ def test_what_only_steps_want_takes_no_tensor() -> None:
     forward = next(program for program in context.programs if program.name == "forward")
     assert "if (need_dfc2_weight) a_kept = empty({T, F}, io, x);" in forward.results
     assert (
-        "    {need_dfc2_weight ? kUnwanted : padded(2 * T * F), 2, 3},  // a" in forward.workspace
+        "    {need_dfc2_weight ? kUnwanted : padded(2 * T * F), 1, 2},  // a" in forward.workspace
     )
-    assert forward.returned == "{y, h_kept, a_kept}"
+    assert forward.returned == "{y, h, a_kept}"
 
 
 def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
@@ -164,7 +167,7 @@ def test_a_refresh_returns_nothing_and_writes_to_its_arguments() -> None:
 
 
 def test_a_chain_has_such_buffers() -> None:
-    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16"))
+    plan = plan_of(HOPPER, Cell.parse("grouped_mlp__bf16__one_backward_call"))
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     backward = next(program for program in context.programs if program.name == "backward")
     assert any("kUnwanted" in line for line in backward.workspace)
@@ -178,10 +181,10 @@ def test_every_step_runs_in_a_range_of_its_name(module: str, options: tuple[str,
     plan = resolve(SPECS, HOPPER, [cell]).modules[0]
     context = launcher_context(plan, SPECS.archs[plan.arch], "namespace")
     text = "\n".join(explain(plan))
-    assert "fusegen/host/range.h" in context.headers and len(context.programs) == 2 + len(options)
+    assert "fusegen/host/range.h" in context.headers and len(context.programs) >= 2 + len(options)
     for (_, program), launched in zip(plan.ops, context.programs, strict=True):
         for step, launch in zip(program.steps, launched.steps, strict=True):
-            range_, words = f"{cell} {program.name} ", launch.comment.partition(":")[0]
+            range_, words = f"{cell} {launched.name} ", launch.comment.partition(":")[0]
             assert launch.lines[0] == f'const Range range("{range_}{words}");'
             assert f"  {words}: " in text
             opening = f"if ({CPP.any_of(step.when)}) {{" if step.when else "{"

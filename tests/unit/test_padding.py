@@ -84,13 +84,13 @@ def test_an_activation_before_the_groups(tmp_path: Path) -> None:
 def test_an_activation_behind_the_groups(tmp_path: Path, recipe: str) -> None:
     """Scales and dy are the caller's; a step that knows the groups is merged with no other."""
     plan = plan_of(tmp_path, FC + ACT, recipe=recipe)
-    assert given(plan.forward.steps) == [("y", "sizes")]
+    assert given(plan.unmerged.forward.steps) == [("y", "sizes")]
     assert given(plan.backward.steps) == [("dfc_y, dprobs", "sizes")]
 
 
 def test_an_activation_that_is_not_zero_at_zero(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, FC + "  - {op: cosh, as: act, dims: {D: 2 * H}}\n")
-    assert given(plan.forward.steps) == [("y", "sizes")]
+    assert given(plan.unmerged.forward.steps) == [("y", "sizes")]
     assert given(plan.backward.steps) == []  # dfc_y is read by rows of groups alone
 
 

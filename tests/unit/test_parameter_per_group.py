@@ -25,7 +25,11 @@ def stated(*cells: str) -> tuple[LayoutText, ...]:
 
 
 def test_modules_with_grouped_weights_offer_it() -> None:
-    grouped = {name for name in SPECS.modules if name.startswith("grouped_")}
+    grouped = {
+        name
+        for name, module in SPECS.modules.items()
+        if "grouped_linear" in (module.op, *(item.op for item in module.chain))
+    }
     assert {*modules_with(OPTION, SPECS)} == grouped
 
 

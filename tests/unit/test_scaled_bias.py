@@ -16,6 +16,7 @@ from fusegen.spec.offers import modules_with
 SCALED = "scaled_bias"
 SPECS = load([builtin_specs()])
 MLPS = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
+LAYERS = tuple(name for name in SPECS.modules if "moe_layer" in name)
 every_arch = pytest.mark.parametrize("arch", ("cpu", "sm_90a"))
 every_recipe = pytest.mark.parametrize("recipe", SPECS.recipes)
 
@@ -35,7 +36,7 @@ def dot(plan: ModulePlan) -> Step:
 
 def test_the_modules_with_a_grouped_bias_offer_it() -> None:
     offering = {*modules_with(SCALED, SPECS)}
-    assert offering == {"grouped_linear", *MLPS}
+    assert offering == {"grouped_linear", *MLPS, *LAYERS}
 
 
 @every_arch

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 //      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 //      specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:b2c1c3ca55d5c772
+// checksum sha256:64ea07648a97308c
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/gemm_mma_dgrad.h"
@@ -12,6 +12,7 @@
 #include "dispatch/pointwise_gelu_backward.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
+#include "fusegen/host/workspace.h"
 
 namespace {
 
@@ -80,30 +81,56 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
   return {y, fc_y};
 }
 
-Tensor backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
+    std::optional<Tensor> x,
+    std::optional<Tensor> fc_weight,
     Tensor fc_y,
-    bool /*need_dx*/,
-    bool /*need_dfc_weight*/,
-    bool /*need_dfc_bias*/) {
+    bool need_dx,
+    bool need_dfc_weight,
+    bool need_dfc_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
+  check_device(kCell, "x", given(x), "dy", dy);
+  check_same_dtype(kCell, "x", given(x), "dy", dy);
+  check_rank(kCell, "x", given(x), 1, false, "[T..., K]");
+  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
   check_device(kCell, "fc_y", given(fc_y), "dy", dy);
   check_same_dtype(kCell, "fc_y", given(fc_y), "dy", dy);
   check_rank(kCell, "fc_y", given(fc_y), 1, false, "[T..., D]");
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
+  const int64_t K = x ? extent(*x, -1) : fc_weight ? extent(*fc_weight, -1) : 0;
+  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
+  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_leading(kCell, "fc_y", given(fc_y), 1, T, "T (tokens)");
   check_size(kCell, "fc_y", given(fc_y), -1, D, "D (out_features)");
+  check_multiple(kCell, "D (out_features)", D, 8, "sm_80");
+  check_multiple(kCell, "K (in_features)", K, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
+  const auto x_dense = dense(x);
+  const auto fc_weight_dense = dense(fc_weight);
   const auto fc_y_dense = dense(fc_y);
-  const Tensor dfc_y = empty_rows(dy, 1, {D}, io);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {K}, io);
+  std::optional<Tensor> dfc_weight;
+  if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
+  std::optional<Tensor> dfc_bias;
+  if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(2 * T * D), 1, 4},  // dfc_y
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dfc_y = workspace[0];
 
   // 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x
   //    ** 3))))
@@ -117,60 +144,12 @@ Tensor backward_1(
                 /*columns=*/D,
             },
             stream));
-  return dfc_y;
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
-    Tensor dy,
-    std::optional<Tensor> x,
-    std::optional<Tensor> fc_weight,
-    Tensor dfc_y,
-    bool need_dx,
-    bool need_dfc_weight,
-    bool need_dfc_bias) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 1, false, "[T..., K]");
-  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
-  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
-  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
-  check_device(kCell, "dfc_y", given(dfc_y), "dy", dy);
-  check_same_dtype(kCell, "dfc_y", given(dfc_y), "dy", dy);
-  check_rank(kCell, "dfc_y", given(dfc_y), 1, false, "[T..., D]");
-  const int64_t T = rows(dy, 1);
-  const int64_t D = extent(dy, -1);
-  const int64_t K = x ? extent(*x, -1) : fc_weight ? extent(*fc_weight, -1) : 0;
-  check_leading(kCell, "x", given(x), 1, T, "T (tokens)");
-  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
-  check_leading(kCell, "dfc_y", given(dfc_y), 1, T, "T (tokens)");
-  check_size(kCell, "dfc_y", given(dfc_y), -1, D, "D (out_features)");
-  check_multiple(kCell, "D (out_features)", D, 8, "sm_80");
-  check_multiple(kCell, "K (in_features)", K, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto x_dense = dense(x);
-  const auto fc_weight_dense = dense(fc_weight);
-  const auto dfc_y_dense = dense(dfc_y);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {K}, io);
-  std::optional<Tensor> dfc_weight;
-  if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
-  std::optional<Tensor> dfc_bias;
-  if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
-
-  // 1. gemm dgrad: dfc_y, fc_weight -> dx
+  // 2. gemm dgrad: dfc_y, fc_weight -> dx
   if (need_dx) {
     check(kCell,
           gemm_mma_dgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dfc_y_dense),
+                  /*a=*/pointer(dfc_y),
                   /*b=*/pointer(fc_weight_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dx),
@@ -183,12 +162,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 2. gemm wgrad: dfc_y, x -> dfc_weight
+  // 3. gemm wgrad: dfc_y, x -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
               GemmArguments{
-                  /*a=*/pointer(dfc_y_dense),
+                  /*a=*/pointer(dfc_y),
                   /*b=*/pointer(x_dense),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc_weight),
@@ -201,12 +180,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 3. column_sum: dfc_y -> dfc_bias
+  // 4. column_sum: dfc_y -> dfc_bias
   if (need_dfc_bias) {
     check(kCell,
           group_sum(io,
               GroupSumArguments{
-                  /*a=*/pointer(dfc_y_dense),
+                  /*a=*/pointer(dfc_y),
                   /*out=*/writable(dfc_bias),
                   /*group_sizes=*/nullptr,
                   /*tokens=*/T,
@@ -222,6 +201,5 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("linear_activation__bf16_forward", TORCH_BOX(&forward));
-  m.impl("linear_activation__bf16_backward_1", TORCH_BOX(&backward_1));
-  m.impl("linear_activation__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("linear_activation__bf16_backward", TORCH_BOX(&backward));
 }

@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:21f4ea4fee5651cd
+// checksum sha256:cd78773feca620fa
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -167,11 +167,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, fc_y, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward(
     Tensor dy,
     std::optional<Tensor> fc_weight,
     Tensor fc_y,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
     bool need_dfc_weight,
     bool need_dfc_bias) {
@@ -184,12 +185,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "fc_y", given(fc_y), "dy", dy);
   check_same_dtype(kCell, "fc_y", given(fc_y), "dy", dy);
   check_rank(kCell, "fc_y", given(fc_y), 1, false, "[T..., D]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true,
+      "[ceildiv(T, 128), K]");
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
-  const int64_t K = fc_weight ? extent(*fc_weight, -1) : 0;
+  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
+      : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
   check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_leading(kCell, "fc_y", given(fc_y), 1, T, "T (tokens)");
   check_size(kCell, "fc_y", given(fc_y), -1, D, "D (out_features)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
+      "ceildiv(T, 128)");
   check_multiple(kCell, "D (out_features)", D, 8, "sm_80");
   check_multiple(kCell, "K (in_features)", K, 8, "sm_80");
 
@@ -201,35 +213,46 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto dy_dense = dense(dy);
   const auto fc_weight_dense = dense(fc_weight);
   const auto fc_y_dense = dense(fc_y);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {K}, io);
+  std::optional<Tensor> dfc_weight;
+  if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
-  std::optional<Tensor> dfc_y_columnwise;
-  if (need_dfc_weight) dfc_y_columnwise = empty({D, align(T, 16)}, ScalarType::Float8_e4m3fn, dy);
-  std::optional<Tensor> dfc_y_columnwise_scale;
-  if (need_dfc_weight) dfc_y_columnwise_scale = empty({ceildiv(T, 128), D}, ScalarType::Float, dy);
-  const std::array<Lifetime, 7> lives{{
+  const std::array<Lifetime, 11> lives{{
       {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
       {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 3},  // dfc_y_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 6},  // dfc_y_columnwise
+      // dfc_y_columnwise_scale
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 6},
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
       {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 4},  // fc_weight_columnwise
       // fc_weight_columnwise_scale
       {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 2, 4},
       {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dfc_y_rowwise_decoded
       {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
+      // dfc_y_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
       region(dx, /*before=*/5),
+      region(dfc_weight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dfc_y_rowwise = workspace[0];
   void* const dfc_y_rowwise_scale = workspace[1];
-  void* const dfc_y_row_sums = workspace[2];
-  void* const fc_weight_columnwise = workspace[3];
-  void* const fc_weight_columnwise_scale = workspace[4];
-  void* const dfc_y_rowwise_decoded = workspace[5];
-  void* const fc_weight_columnwise_decoded = workspace[6];
+  void* const dfc_y_columnwise = workspace[2];
+  void* const dfc_y_columnwise_scale = workspace[3];
+  void* const dfc_y_row_sums = workspace[4];
+  void* const fc_weight_columnwise = workspace[5];
+  void* const fc_weight_columnwise_scale = workspace[6];
+  void* const dfc_y_rowwise_decoded = workspace[7];
+  void* const fc_weight_columnwise_decoded = workspace[8];
+  void* const dfc_y_columnwise_decoded = workspace[9];
+  void* const x_columnwise_decoded = workspace[10];
 
   // 1. pointwise_grad_quantize: dy, fc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
   //    dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x
@@ -325,115 +348,59 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale};
-}
-
-Tensor backward_2(
-    Tensor dy,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dfc_y_columnwise,
-    Tensor dfc_y_columnwise_scale,
-    bool /*need_dfc_weight*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true,
-      "[ceildiv(T, 128), K]");
-  check_device(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), 2, true, "[D, align(T, 16)]");
-  check_device(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), 2, true,
-      "[ceildiv(T, 128), D]");
-  const int64_t T = rows(dy, 1);
-  const int64_t D = extent(dy, -1);
-  const int64_t K = x_columnwise ? extent(*x_columnwise, -2)
-      : x_columnwise_scale ? extent(*x_columnwise_scale, -1) : 0;
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
-      "ceildiv(T, 128)");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -2, D, "D (out_features)");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), -2, ceildiv(T, 128),
-      "ceildiv(T, 128)");
-  check_size(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), -1, D,
-      "D (out_features)");
-  check_multiple(kCell, "D (out_features)", D, 8, "sm_80");
-  check_multiple(kCell, "K (in_features)", K, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dfc_y_columnwise_dense = dense(dfc_y_columnwise);
-  const auto dfc_y_columnwise_scale_dense = dense(dfc_y_columnwise_scale);
-  const Tensor dfc_weight = empty({D, K}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {padded(2 * align(T, 16) * D), 1, 3},  // dfc_y_columnwise_decoded
-      {padded(2 * align(T, 16) * K), 2, 3},  // x_columnwise_decoded
-  }};
-  const Workspace workspace(lives, dy);
-  void* const dfc_y_columnwise_decoded = workspace[0];
-  void* const x_columnwise_decoded = workspace[1];
-
-  // 1. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dfc_y_columnwise_dense);
-    arguments.scale = pointer(dfc_y_columnwise_scale_dense);
-    arguments.output = writable(dfc_y_columnwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = D;
-    arguments.length = align(T, 16);
-    arguments.pitch = align(T, 16);
-    arguments.scale_line = 1;
-    arguments.scale_block = D;
-    arguments.lines_per_scale = 1;
-    check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  // 6. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dfc_y_columnwise);
+      arguments.scale = pointer(dfc_y_columnwise_scale);
+      arguments.output = writable(dfc_y_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = D;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = D;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
-  // 2. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(x_columnwise_dense);
-    arguments.scale = pointer(x_columnwise_scale_dense);
-    arguments.output = writable(x_columnwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = K;
-    arguments.length = align(T, 16);
-    arguments.pitch = align(T, 16);
-    arguments.scale_line = 1;
-    arguments.scale_block = K;
-    arguments.lines_per_scale = 1;
-    check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  // 7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.scale = pointer(x_columnwise_scale_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = K;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = K;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
-  // 3. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
-  check(kCell,
-        gemm_decoded_mma_wgrad(io,
-            DecodedGemmArguments{
-                {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                    /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                    /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                /*amax_a=*/nullptr,
-                /*amax_b=*/nullptr,
-            },
-            stream));
-  return dfc_weight;
+  // 8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+              },
+              stream));
+  }
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("linear_activation__fp8_block_forward", TORCH_BOX(&forward));
-  m.impl("linear_activation__fp8_block_backward_1", TORCH_BOX(&backward_1));
-  m.impl("linear_activation__fp8_block_backward_2", TORCH_BOX(&backward_2));
+  m.impl("linear_activation__fp8_block_backward", TORCH_BOX(&backward));
 }

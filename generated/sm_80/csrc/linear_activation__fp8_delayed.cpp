@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ab2f9f7bc01522f7
+// checksum sha256:f7638f9e70fd5e81
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -195,10 +195,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   return {y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy,
     std::optional<Tensor> fc_weight,
     Tensor fc_y,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
     std::optional<Tensor> fc_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
@@ -213,6 +215,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_1(
   check_device(kCell, "fc_y", given(fc_y), "dy", dy);
   check_same_dtype(kCell, "fc_y", given(fc_y), "dy", dy);
   check_rank(kCell, "fc_y", given(fc_y), 1, false, "[T..., D]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
   check_device(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), 1, true, "[1]");
@@ -222,10 +230,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_1(
   check_contiguous(kCell, "backward_state", given(backward_state));
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
-  const int64_t K = fc_weight ? extent(*fc_weight, -1) : 0;
+  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
+      : 0;
   check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_leading(kCell, "fc_y", given(fc_y), 1, T, "T (tokens)");
   check_size(kCell, "fc_y", given(fc_y), -1, D, "D (out_features)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
   check_size(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
@@ -241,34 +252,42 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_1(
   const auto dy_dense = dense(dy);
   const auto fc_weight_dense = dense(fc_weight);
   const auto fc_y_dense = dense(fc_y);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto fc_weight_scale_used_dense = dense(fc_weight_scale_used);
   const Tensor dx = need_dx ? empty_rows(dy, 1, {K}, io) : empty({0}, io, dy);
+  const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc_y_columnwise = need_dfc_weight
-      ? empty({D, align(T, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dfc_y_columnwise_scale = need_dfc_weight
-      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 7> lives{{
+  const std::array<Lifetime, 11> lives{{
       {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
       {need_dx ? padded(4) : kUnwanted, 1, 5},  // dfc_y_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 6},  // dfc_y_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 8},  // dfc_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
       {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 4},  // fc_weight_columnwise
       {need_dx ? padded(4) : kUnwanted, 2, 5},  // fc_weight_columnwise_scale
       {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dfc_y_rowwise_decoded
       {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
+      // dfc_y_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
       region(dx, /*before=*/5),
+      region(dfc_weight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dfc_y_rowwise = workspace[0];
   void* const dfc_y_rowwise_scale = workspace[1];
-  void* const dfc_y_row_sums = workspace[2];
-  void* const fc_weight_columnwise = workspace[3];
-  void* const fc_weight_columnwise_scale = workspace[4];
-  void* const dfc_y_rowwise_decoded = workspace[5];
-  void* const fc_weight_columnwise_decoded = workspace[6];
+  void* const dfc_y_columnwise = workspace[2];
+  void* const dfc_y_columnwise_scale = workspace[3];
+  void* const dfc_y_row_sums = workspace[4];
+  void* const fc_weight_columnwise = workspace[5];
+  void* const fc_weight_columnwise_scale = workspace[6];
+  void* const dfc_y_rowwise_decoded = workspace[7];
+  void* const fc_weight_columnwise_decoded = workspace[8];
+  void* const dfc_y_columnwise_decoded = workspace[9];
+  void* const x_columnwise_decoded = workspace[10];
   float* const fc_grad_output_amax_history = floats(writable(backward_state));
   float* const fc_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -369,103 +388,54 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_1(
               },
               stream));
   }
-  return {dx, dfc_bias, dfc_y_columnwise, dfc_y_columnwise_scale};
-}
-
-Tensor backward_2(
-    Tensor dy,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dfc_y_columnwise,
-    Tensor dfc_y_columnwise_scale,
-    bool /*need_dfc_weight*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), 2, true, "[D, align(T, 16)]");
-  check_device(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), 1, true, "[1]");
-  const int64_t T = rows(dy, 1);
-  const int64_t D = extent(dy, -1);
-  const int64_t K = x_columnwise ? extent(*x_columnwise, -2) : 0;
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -2, D, "D (out_features)");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), -1, 1, "1");
-  check_multiple(kCell, "D (out_features)", D, 8, "sm_80");
-  check_multiple(kCell, "K (in_features)", K, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dfc_y_columnwise_dense = dense(dfc_y_columnwise);
-  const auto dfc_y_columnwise_scale_dense = dense(dfc_y_columnwise_scale);
-  const Tensor dfc_weight = empty({D, K}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {padded(2 * align(T, 16) * D), 1, 3},  // dfc_y_columnwise_decoded
-      {padded(2 * align(T, 16) * K), 2, 3},  // x_columnwise_decoded
-  }};
-  const Workspace workspace(lives, dy);
-  void* const dfc_y_columnwise_decoded = workspace[0];
-  void* const x_columnwise_decoded = workspace[1];
-
-  // 1. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dfc_y_columnwise_dense);
-    arguments.output = writable(dfc_y_columnwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = D;
-    arguments.length = align(T, 16);
-    arguments.pitch = align(T, 16);
-    check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  // 6. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dfc_y_columnwise);
+      arguments.output = writable(dfc_y_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = D;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
-  // 2. dequantize: x_columnwise -> x_columnwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(x_columnwise_dense);
-    arguments.output = writable(x_columnwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = K;
-    arguments.length = align(T, 16);
-    arguments.pitch = align(T, 16);
-    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  // 7. dequantize: x_columnwise -> x_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = K;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
-  // 3. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
+  // 8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
   //    x_columnwise_scale -> dfc_weight
-  check(kCell,
-        gemm_decoded_mma_wgrad_tensor_tensor(io,
-            DecodedGemmArguments{
-                {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                    /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                    /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                /*amax_a=*/nullptr,
-                /*amax_b=*/nullptr,
-                /*scale_a=*/floats(pointer(dfc_y_columnwise_scale_dense)),
-                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
-            },
-            stream));
-  return dfc_weight;
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("linear_activation__fp8_delayed_forward", TORCH_BOX(&forward));
-  m.impl("linear_activation__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
-  m.impl("linear_activation__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
+  m.impl("linear_activation__fp8_delayed_backward", TORCH_BOX(&backward));
 }

@@ -4,7 +4,7 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ae46f327c868def7
+// checksum sha256:1634355a606f1642
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
@@ -516,7 +516,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor dy,
     Tensor daux_loss,
     Tensor dz_loss,
-    Tensor x,
+    std::optional<Tensor> x,
     std::optional<Tensor> all_counts,
     std::optional<Tensor> router_weight,
     std::optional<Tensor> router_logits,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:28c9d1d386e887e7
+# checksum sha256:9a9e97b0407b1958
 """linear_activation__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -83,43 +83,13 @@ def forward(
     return y, fc_y if need_dx or need_dfc_weight or need_dfc_bias else None
 
 
-def check_backward_1(
-    dy: Tensor,
-    fc_y: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_1 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_y", fc_y, "dy", dy)
-    checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
-    checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
-    checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
-
-
-def backward_1(
-    dy: Tensor,
-    fc_y: Tensor,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> Tensor:
-    """The backward_1 program, step by step."""
-    # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
-    #    x ** 3))))
-    dfc_y = _act_backward(dy, fc_y)
-    return dfc_y
-
-
-def check_backward_2(
+def check_backward(
     dy: Tensor,
     x: Tensor | None,
     fc_weight: Tensor | None,
-    dfc_y: Tensor,
+    fc_y: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
     checks.device(CELL, "x", x, "dy", dy)
@@ -128,38 +98,41 @@ def check_backward_2(
     checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
     checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
     checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
-    checks.device(CELL, "dfc_y", dfc_y, "dy", dy)
-    checks.same_dtype(CELL, "dfc_y", dfc_y, "dy", dy)
-    checks.rank(CELL, "dfc_y", dfc_y, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "fc_y", fc_y, "dy", dy)
+    checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
+    checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = x.shape[-1] if x is not None else fc_weight.shape[-1] if fc_weight is not None else 0
     checks.leading(CELL, "x", x, 1, T, "T (tokens)")
     checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
-    checks.leading(CELL, "dfc_y", dfc_y, 1, T, "T (tokens)")
-    checks.size(CELL, "dfc_y", dfc_y, -1, D, "D (out_features)")
+    checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
+    checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_80")
     checks.multiple(CELL, "K (in_features)", K, 8, "sm_80")
 
 
-def backward_2(
+def backward(
     dy: Tensor,
     x: steps.IfAsked,
     fc_weight: steps.IfAsked,
-    dfc_y: Tensor,
+    fc_y: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
+    """The backward program, step by step."""
     dx = dfc_weight = dfc_bias = steps.ABSENT
-    # 1. gemm dgrad: dfc_y, fc_weight -> dx
+    # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
+    #    x ** 3))))
+    dfc_y = _act_backward(dy, fc_y)
+    # 2. gemm dgrad: dfc_y, fc_weight -> dx
     if need_dx:
         dx = steps.gemm_dgrad(dfc_y, fc_weight)
-    # 2. gemm wgrad: dfc_y, x -> dfc_weight
+    # 3. gemm wgrad: dfc_y, x -> dfc_weight
     if need_dfc_weight:
         dfc_weight = steps.gemm_wgrad(dfc_y, x)
-    # 3. column_sum: dfc_y -> dfc_bias
+    # 4. column_sum: dfc_y -> dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dfc_y)
     return dx, dfc_weight, dfc_bias

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:e86120b15ee52740
+# checksum sha256:b84d7da6034d02db
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -143,12 +143,14 @@ def forward(
     )
 
 
-def check_backward_1(
+def check_backward(
     dy: Tensor,
     fc_weight: Tensor | None,
     fc_y: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_1 does not fit."""
+    """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
     checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
@@ -157,26 +159,54 @@ def check_backward_1(
     checks.device(CELL, "fc_y", fc_y, "dy", dy)
     checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
     checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), K]")
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
-    K = fc_weight.shape[-1] if fc_weight is not None else 0
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
     checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
     checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
     checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_80")
     checks.multiple(CELL, "K (in_features)", K, 8, "sm_80")
 
 
-def backward_1(
+def backward(
     dy: Tensor,
     fc_weight: steps.IfAsked,
     fc_y: Tensor,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_1 program, step by step."""
-    dx = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward program, step by step."""
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
+    T = math.prod(dy.shape[:-1])
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else x_columnwise_scale.shape[-1]
+        if x_columnwise_scale is not None
+        else 0
+    )
     # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
     #    x ** 3))))
     dfc_y = _act_backward(dy, fc_y)
@@ -198,91 +228,16 @@ def backward_1(
         dx = steps.with_leading(
             quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    return (
-        dx,
-        dfc_bias if need_dfc_bias else None,
-        dfc_y_columnwise_copy.data if need_dfc_weight else None,
-        dfc_y_columnwise_copy.scale if need_dfc_weight else None,
-    )
-
-
-def check_backward_2(
-    dy: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor,
-    dfc_y_columnwise_scale: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), K]")
-    checks.device(CELL, "dfc_y_columnwise", dfc_y_columnwise, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise", dfc_y_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dfc_y_columnwise", dfc_y_columnwise, 2, "[D, align(T, 16)]")
-    checks.device(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, 2, "[ceildiv(T, 128), D]")
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = (
-        x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else x_columnwise_scale.shape[-1]
-        if x_columnwise_scale is not None
-        else 0
-    )
-    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -2, D, "D (out_features)")
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(
-        CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)"
-    )
-    checks.size(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, -1, D, "D (out_features)")
-    checks.multiple(CELL, "D (out_features)", D, 8, "sm_80")
-    checks.multiple(CELL, "K (in_features)", K, 8, "sm_80")
-
-
-def backward_2(
-    dy: Tensor,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    dfc_y_columnwise: Tensor,
-    dfc_y_columnwise_scale: Tensor,
-    need_dfc_weight: bool,
-) -> Tensor:
-    """The backward_2 program, step by step."""
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = (
-        x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else x_columnwise_scale.shape[-1]
-        if x_columnwise_scale is not None
-        else 0
-    )
-    # 3. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
-    dfc_weight = quantized.gemm_wgrad(
-        quantized.Operand(
-            dfc_y_columnwise,
-            dfc_y_columnwise_scale,
-            GRAD_OUTPUT,
-            (T, D),
-            columnwise=True,
-            layout=LAYOUT,
-        ),
-        quantized.Operand(
-            x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
-        ),
-        dtype=dy.dtype,
-    )
-    return dfc_weight
+    # 9. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+    if need_dfc_weight:
+        dfc_weight = quantized.gemm_wgrad(
+            dfc_y_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 
 
 def exact(

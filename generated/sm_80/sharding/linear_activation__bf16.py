@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:1505ad91286a025d
+# checksum sha256:d1a67449c959e33d
 """linear_activation__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, D; no block with a scale of its own is cut.
@@ -39,38 +39,15 @@ OPS = (
         ),
     ),
     Op(
-        name="linear_activation__bf16_backward_1",
-        schema=("(Tensor dy, Tensor fc_y, int flags, int ways) -> Tensor"),
-        tensors=("dy", "fc_y"),
-        flags=3,
-        mutated=0,
-        saved=(1,),
-        asked=(0,),
-        ways=(
-            # T
-            Way(
-                arguments=(0, 0),
-                results=(0,),
-                sizes=((0, 0, -1, 1), (1, 0, -1, 1)),
-            ),
-            # D, in multiples of 8
-            Way(
-                arguments=(-1, -1),
-                results=(-1,),
-                sizes=((0, -1, None, 8), (1, -1, None, 8)),
-            ),
-        ),
-    ),
-    Op(
-        name="linear_activation__bf16_backward_2",
+        name="linear_activation__bf16_backward",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor? fc_weight, Tensor dfc_y, int flags, "
+            "(Tensor dy, Tensor? x, Tensor? fc_weight, Tensor fc_y, int flags, "
             "int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "fc_weight", "dfc_y"),
+        tensors=("dy", "x", "fc_weight", "fc_y"),
         flags=3,
         mutated=0,
-        saved=(),
+        saved=(3,),
         asked=(1, 2, 4),
         ways=(
             # T

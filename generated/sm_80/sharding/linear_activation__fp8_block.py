@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:d6acc3547077a2bc
+# checksum sha256:23cec411f05d3c93
 """linear_activation__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, D; no block with a scale of its own is cut.
@@ -41,61 +41,28 @@ OPS = (
         ),
     ),
     Op(
-        name="linear_activation__fp8_block_backward_1",
+        name="linear_activation__fp8_block_backward",
         schema=(
-            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, int flags, int ways) -> (Tensor, Tensor, "
-            "Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "fc_weight", "fc_y"),
+        tensors=("dy", "fc_weight", "fc_y", "x_columnwise", "x_columnwise_scale"),
         flags=3,
         mutated=0,
-        saved=(2,),
-        asked=(1, 4, 2, 2),
+        saved=(2, 3, 4),
+        asked=(1, 2, 4),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, WHOLE, 0),
-                results=(0, PARTIAL, 1, 0),
+                arguments=(0, WHOLE, 0, 1, 0),
+                results=(0, PARTIAL, PARTIAL),
                 sizes=((0, 0, -1, 128), (2, 0, -1, 128)),
             ),
             # D, in multiples of 128
             Way(
-                arguments=(-1, 0, -1),
-                results=(PARTIAL, 0, 0, 1),
+                arguments=(-1, 0, -1, WHOLE, WHOLE),
+                results=(PARTIAL, 0, 0),
                 sizes=((0, -1, None, 128), (1, 0, 1, 128), (2, -1, None, 128)),
-            ),
-        ),
-    ),
-    Op(
-        name="linear_activation__fp8_block_backward_2",
-        schema=(
-            "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dfc_y_columnwise, Tensor dfc_y_columnwise_scale, int flags, "
-            "int ways) -> Tensor"
-        ),
-        tensors=(
-            "dy",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "dfc_y_columnwise",
-            "dfc_y_columnwise_scale",
-        ),
-        flags=1,
-        mutated=0,
-        saved=(1, 2),
-        asked=(0,),
-        ways=(
-            # T, in multiples of 128
-            Way(
-                arguments=(0, 1, 0, 1, 0),
-                results=(PARTIAL,),
-                sizes=((0, 0, -1, 128),),
-            ),
-            # D, in multiples of 128
-            Way(
-                arguments=(-1, WHOLE, WHOLE, 0, 1),
-                results=(0,),
-                sizes=((0, -1, None, 128), (3, 0, 1, 128), (4, 1, 2, 128)),
             ),
         ),
     ),

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:249e4b6445d611ab
+# checksum sha256:c282bbf37b6c7fbf
 """linear_activation__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -28,36 +28,25 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="linear_activation__fp8_delayed_backward_1",
+        name="linear_activation__fp8_delayed_backward",
         schema=(
-            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? fc_weight_scale_used, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
-        ),
-        tensors=("dy", "fc_weight", "fc_y", "fc_weight_scale_used", "backward_state"),
-        flags=3,
-        mutated=1,
-        saved=(2, 3),
-        asked=(1, 4, 2, 2),
-        ways=(),
-    ),
-    Op(
-        name="linear_activation__fp8_delayed_backward_2",
-        schema=(
-            "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dfc_y_columnwise, Tensor dfc_y_columnwise_scale, int flags, "
-            "int ways) -> Tensor"
+            "(Tensor dy, Tensor? fc_weight, Tensor fc_y, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor? fc_weight_scale_used, Tensor(a!) backward_state, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
+            "fc_weight",
+            "fc_y",
             "x_columnwise",
             "x_columnwise_scale",
-            "dfc_y_columnwise",
-            "dfc_y_columnwise_scale",
+            "fc_weight_scale_used",
+            "backward_state",
         ),
-        flags=1,
-        mutated=0,
-        saved=(1, 2),
-        asked=(0,),
+        flags=3,
+        mutated=1,
+        saved=(2, 3, 4, 5),
+        asked=(1, 2, 4),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:2a44853a29a0ff2f
+# checksum sha256:acdad5095018f947
 """Tests of linear_activation__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import linear_activation__bf16 as module
@@ -139,37 +138,47 @@ def test_non_contiguous_arguments(device: str) -> None:
         assert torch.equal(gradients[name], other_gradients[name]), name
 
 
-class Calls(TorchDispatchMode):
-    """Keeps what each op of the module is called with first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, tuple] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.name().rpartition("::")[2]
-        if name.startswith("linear_activation__bf16_"):
-            kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
-            self.calls.setdefault(name, tuple(kept))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
-    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    with Calls() as mode:
-        run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "linear_activation__bf16_forward",
-            "linear_activation__bf16_backward_1",
-            "linear_activation__bf16_backward_2",
-        )
+    arguments = (
+        *(
+            tensors[name]
+            for name in (
+                "x",
+                "fc_weight",
+                "fc_bias",
+            )
+        ),
+        True,
+        True,
+        True,
     )
-    for name, arguments in mode.calls.items():
-        support.opcheck(name, arguments)
+    support.opcheck("linear_activation__bf16_forward", arguments)
+    results = support.op("linear_activation__bf16_forward")(*arguments)
+    kept = {
+        **tensors,
+        **dict(
+            zip(
+                (
+                    "y",
+                    "fc_y",
+                ),
+                results,
+                strict=True,
+            )
+        ),
+    }
+    saved = support.pick(
+        kept,
+        (
+            "x",
+            "fc_weight",
+            "fc_y",
+        ),
+    )
+    support.opcheck("linear_activation__bf16_backward", (dy, *saved, True, True, True))
 
 
 @pytest.mark.parametrize("device", support.devices())

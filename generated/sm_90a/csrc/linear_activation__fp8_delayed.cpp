@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:a016666606d6712a
+// checksum sha256:7312dbf1d05b167f
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_unary_aux_pointwise_gelu_forward.h"
@@ -161,9 +161,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   return {y, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor> backward(
     Tensor dy,
+    std::optional<Tensor> fc_weight,
     Tensor fc_y,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
     bool need_dfc_weight,
@@ -171,44 +175,76 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
+  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
+  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
   check_device(kCell, "fc_y", given(fc_y), "dy", dy);
   check_same_dtype(kCell, "fc_y", given(fc_y), "dy", dy);
   check_rank(kCell, "fc_y", given(fc_y), 1, false, "[T..., D]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "backward_state", given(backward_state), "dy", dy);
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[1025, 1]");
   check_contiguous(kCell, "backward_state", given(backward_state));
   const int64_t T = rows(dy, 1);
   const int64_t D = extent(dy, -1);
+  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
+      : 0;
+  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
   check_leading(kCell, "fc_y", given(fc_y), 1, T, "T (tokens)");
   check_size(kCell, "fc_y", given(fc_y), -1, D, "D (out_features)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 1025, "1025");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
   check_multiple(kCell, "D (out_features)", D, 8, "sm_90a");
+  check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
   const std::lock_guard<std::mutex> turn(changes());
+  const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
+  const auto fc_weight_dense = dense(fc_weight);
   const auto fc_y_dense = dense(fc_y);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto fc_weight_scale_used_dense = dense(fc_weight_scale_used);
+  const Tensor dx = need_dx ? empty_rows(dy, 1, {K}, io) : empty({0}, io, dy);
+  const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc_y_rowwise = need_dx
-      ? empty({T, align(D, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dfc_y_rowwise_scale = need_dx
-      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dfc_y_columnwise = need_dfc_weight
-      ? empty({D, align(T, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dfc_y_columnwise_scale = need_dfc_weight
-      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 1> lives{{
+  const std::array<Lifetime, 7> lives{{
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 3},  // dfc_y_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dfc_y_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 4},  // dfc_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 2, 3},  // fc_weight_columnwise_scale
   }};
-  const Workspace workspace(lives, dy);
-  void* const dfc_y_row_sums = workspace[0];
+  const std::array regions{
+      region(dx, /*before=*/3),
+      region(dfc_weight, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dfc_y_rowwise = workspace[0];
+  void* const dfc_y_rowwise_scale = workspace[1];
+  void* const dfc_y_columnwise = workspace[2];
+  void* const dfc_y_columnwise_scale = workspace[3];
+  void* const dfc_y_row_sums = workspace[4];
+  void* const fc_weight_columnwise = workspace[5];
+  void* const fc_weight_columnwise_scale = workspace[6];
   float* const fc_grad_output_amax_history = floats(writable(backward_state));
   float* const fc_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -248,94 +284,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     arguments.step.update = true;
     check(kCell, pointwise_gelu_backward_quantize_e5m2_tensor(io, arguments, stream));
   }
-  return {dfc_bias, dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise, dfc_y_columnwise_scale};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
-    Tensor dy,
-    std::optional<Tensor> fc_weight,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> fc_weight_scale_used,
-    std::optional<Tensor> dfc_y_rowwise,
-    std::optional<Tensor> dfc_y_rowwise_scale,
-    std::optional<Tensor> dfc_y_columnwise,
-    std::optional<Tensor> dfc_y_columnwise_scale,
-    bool need_dx,
-    bool need_dfc_weight) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 1, false, "[T..., D]");
-  check_device(kCell, "fc_weight", given(fc_weight), "dy", dy);
-  check_same_dtype(kCell, "fc_weight", given(fc_weight), "dy", dy);
-  check_rank(kCell, "fc_weight", given(fc_weight), 2, true, "[D, K]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[K, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), "dy", dy);
-  check_dtype(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), ScalarType::Float);
-  check_rank(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), 1, true, "[1]");
-  check_device(kCell, "dfc_y_rowwise", given(dfc_y_rowwise), "dy", dy);
-  check_dtype(kCell, "dfc_y_rowwise", given(dfc_y_rowwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dfc_y_rowwise", given(dfc_y_rowwise), 2, true, "[T, align(D, 16)]");
-  check_device(kCell, "dfc_y_rowwise_scale", given(dfc_y_rowwise_scale), "dy", dy);
-  check_dtype(kCell, "dfc_y_rowwise_scale", given(dfc_y_rowwise_scale), ScalarType::Float);
-  check_rank(kCell, "dfc_y_rowwise_scale", given(dfc_y_rowwise_scale), 1, true, "[1]");
-  check_device(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), 2, true, "[D, align(T, 16)]");
-  check_device(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), 1, true, "[1]");
-  const int64_t T = rows(dy, 1);
-  const int64_t D = extent(dy, -1);
-  const int64_t K = fc_weight ? extent(*fc_weight, -1) : x_columnwise ? extent(*x_columnwise, -2)
-      : 0;
-  check_size(kCell, "fc_weight", given(fc_weight), -2, D, "D (out_features)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "fc_weight_scale_used", given(fc_weight_scale_used), -1, 1, "1");
-  check_size(kCell, "dfc_y_rowwise", given(dfc_y_rowwise), -2, T, "T (tokens)");
-  check_size(kCell, "dfc_y_rowwise", given(dfc_y_rowwise), -1, align(D, 16), "align(D, 16)");
-  check_size(kCell, "dfc_y_rowwise_scale", given(dfc_y_rowwise_scale), -1, 1, "1");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -2, D, "D (out_features)");
-  check_size(kCell, "dfc_y_columnwise", given(dfc_y_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "dfc_y_columnwise_scale", given(dfc_y_columnwise_scale), -1, 1, "1");
-  check_multiple(kCell, "K (in_features)", K, 8, "sm_90a");
-  check_multiple(kCell, "D (out_features)", D, 8, "sm_90a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto fc_weight_dense = dense(fc_weight);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto fc_weight_scale_used_dense = dense(fc_weight_scale_used);
-  const auto dfc_y_rowwise_dense = dense(dfc_y_rowwise);
-  const auto dfc_y_rowwise_scale_dense = dense(dfc_y_rowwise_scale);
-  const auto dfc_y_columnwise_dense = dense(dfc_y_columnwise);
-  const auto dfc_y_columnwise_scale_dense = dense(dfc_y_columnwise_scale);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {K}, io);
-  std::optional<Tensor> dfc_weight;
-  if (need_dfc_weight) dfc_weight = empty({D, K}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 1, 2},  // fc_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 1, 2},  // fc_weight_columnwise_scale
-  }};
-  const std::array regions{
-      region(dfc_weight, /*before=*/3),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const fc_weight_columnwise = workspace[0];
-  void* const fc_weight_columnwise_scale = workspace[1];
-
-  // 1. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+  // 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
   //    fc_weight_columnwise_scale
   if (need_dx) {
     {
@@ -353,45 +302,44 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  // 3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
   //    fc_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dfc_y_rowwise_dense), /*b=*/pointer(fc_weight_columnwise),
+                  {/*a=*/pointer(dfc_y_rowwise), /*b=*/pointer(fc_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/D, /*k=*/K, sms},
                   /*pitch_a=*/align(D, 16),
                   /*pitch_b=*/align(D, 16),
-                  /*scale_a=*/floats(pointer(dfc_y_rowwise_scale_dense)),
+                  /*scale_a=*/floats(pointer(dfc_y_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
               },
               stream));
   }
-  // 3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc_weight
   if (need_dfc_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dfc_y_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
+                  {/*a=*/pointer(dfc_y_columnwise), /*b=*/pointer(x_columnwise_dense),
                       /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
                       /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
                   /*pitch_a=*/align(T, 16),
                   /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale_dense)),
+                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
                   /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }
-  return {dx, dfc_weight};
+  return {dx, dfc_weight, dfc_bias};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("linear_activation__fp8_delayed_forward", TORCH_BOX(&forward));
-  m.impl("linear_activation__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
-  m.impl("linear_activation__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
+  m.impl("linear_activation__fp8_delayed_backward", TORCH_BOX(&backward));
 }

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:e23f56ed4412f47e
+# checksum sha256:ce89c03f50c294b9
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -144,90 +144,28 @@ def forward(
     )
 
 
-def check_backward_1(
-    dy: Tensor,
-    fc_y: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_1 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_y", fc_y, "dy", dy)
-    checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
-    checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
-    checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
-    checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
-
-
-def backward_1(
-    dy: Tensor,
-    fc_y: Tensor,
-    need_dx: bool,
-    need_dfc_weight: bool,
-    need_dfc_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_1 program, step by step."""
-    dfc_bias = steps.ABSENT
-    # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
-    #    x ** 3))))
-    dfc_y = _act_backward(dy, fc_y)
-    # 2. quantize: dfc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
-    #    dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums
-    dfc_y_rowwise_copy, dfc_y_columnwise_copy = quantized.quantize(
-        steps.rows(dfc_y), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc_weight, layout=LAYOUT
-    )
-    # 2. dfc_bias
-    if need_dfc_bias:
-        dfc_bias = steps.column_sum(dfc_y)
-    return (
-        dfc_bias if need_dfc_bias else None,
-        dfc_y_rowwise_copy.data if need_dx else None,
-        quantized.token_major(dfc_y_rowwise_copy.scale, None, align=LAYOUT.align)
-        if need_dx
-        else None,
-        dfc_y_columnwise_copy.data if need_dfc_weight else None,
-        dfc_y_columnwise_copy.scale if need_dfc_weight else None,
-    )
-
-
-def check_backward_2(
+def check_backward(
     dy: Tensor,
     fc_weight: Tensor | None,
+    fc_y: Tensor,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dfc_y_rowwise: Tensor | None,
-    dfc_y_rowwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor | None,
-    dfc_y_columnwise_scale: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
     checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
     checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
     checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
+    checks.device(CELL, "fc_y", fc_y, "dy", dy)
+    checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
+    checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), K]")
-    checks.device(CELL, "dfc_y_rowwise", dfc_y_rowwise, "dy", dy)
-    checks.dtype(CELL, "dfc_y_rowwise", dfc_y_rowwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dfc_y_rowwise", dfc_y_rowwise, 2, "[T, align(D, 16)]")
-    checks.device(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, torch.float32)
-    checks.rank(
-        CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, 2, "[ceildiv(D, 128), 32 * (T // 32 + 1)]"
-    )
-    checks.device(CELL, "dfc_y_columnwise", dfc_y_columnwise, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise", dfc_y_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dfc_y_columnwise", dfc_y_columnwise, 2, "[D, align(T, 16)]")
-    checks.device(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, 2, "[ceildiv(T, 128), D]")
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
     K = (
@@ -240,47 +178,27 @@ def check_backward_2(
         else 0
     )
     checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
+    checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
+    checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
-    checks.size(CELL, "dfc_y_rowwise", dfc_y_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dfc_y_rowwise", dfc_y_rowwise, -1, -(-D // 16) * 16, "align(D, 16)")
-    checks.size(
-        CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, -2, -(-D // 128), "ceildiv(D, 128)"
-    )
-    checks.size(
-        CELL,
-        "dfc_y_rowwise_scale",
-        dfc_y_rowwise_scale,
-        -1,
-        32 * (T // 32 + 1),
-        "32 * (T // 32 + 1)",
-    )
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -2, D, "D (out_features)")
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(
-        CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)"
-    )
-    checks.size(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, -1, D, "D (out_features)")
-    checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
+    checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
 
 
-def backward_2(
+def backward(
     dy: Tensor,
     fc_weight: steps.IfAsked,
+    fc_y: Tensor,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dfc_y_rowwise: steps.IfAsked,
-    dfc_y_rowwise_scale: steps.IfAsked,
-    dfc_y_columnwise: steps.IfAsked,
-    dfc_y_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dx = dfc_weight = _ = fc_weight_columnwise_copy = steps.ABSENT
+    need_dfc_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward program, step by step."""
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
     K = (
         fc_weight.shape[-1]
         if fc_weight is not None
@@ -290,47 +208,39 @@ def backward_2(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
+    #    x ** 3))))
+    dfc_y = _act_backward(dy, fc_y)
+    # 2. quantize: dfc_y -> dfc_y_rowwise, dfc_y_rowwise_scale, dfc_y_columnwise,
+    #    dfc_y_columnwise_scale, dfc_bias, dfc_y_row_sums
+    dfc_y_rowwise_copy, dfc_y_columnwise_copy = quantized.quantize(
+        steps.rows(dfc_y), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc_weight, layout=LAYOUT
+    )
+    # 2. dfc_bias
+    if need_dfc_bias:
+        dfc_bias = steps.column_sum(dfc_y)
+    # 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
     if need_dx:
         _, fc_weight_columnwise_copy = quantized.quantize(
             fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
     #    fc_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                quantized.Operand(
-                    dfc_y_rowwise,
-                    quantized.row_major(dfc_y_rowwise_scale, T, None, align=LAYOUT.align),
-                    GRAD_OUTPUT,
-                    (T, D),
-                    columnwise=False,
-                    layout=LAYOUT,
-                ),
-                fc_weight_columnwise_copy,
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
-            quantized.Operand(
-                dfc_y_columnwise,
-                dfc_y_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, D),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
+            dfc_y_columnwise_copy,
             quantized.Operand(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
         )
-    return dx, dfc_weight
+    return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 
 
 def exact(

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:cd0715819fe6fe82
+# checksum sha256:2805bf4650bd66e8
 """linear_activation__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -192,40 +192,80 @@ def forward(
     )
 
 
-def check_backward_1(
+def check_backward(
     dy: Tensor,
+    fc_weight: Tensor | None,
     fc_y: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_1 does not fit."""
+    """Raise RuntimeError where an argument of backward does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
+    checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
     checks.device(CELL, "fc_y", fc_y, "dy", dy)
     checks.same_dtype(CELL, "fc_y", fc_y, "dy", dy)
     checks.rank(CELL, "fc_y", fc_y, 1, "[T..., D]", exact=False)
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "fc_weight_scale_used", fc_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc_weight_scale_used", fc_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc_weight_scale_used", fc_weight_scale_used, 1, "[1]")
     checks.device(CELL, "backward_state", backward_state, "dy", dy)
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[1025, 1]")
     checks.contiguous(CELL, "backward_state", backward_state)
     T = math.prod(dy.shape[:-1])
     D = dy.shape[-1]
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
+    checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
     checks.leading(CELL, "fc_y", fc_y, 1, T, "T (tokens)")
     checks.size(CELL, "fc_y", fc_y, -1, D, "D (out_features)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 1, "1")
+    checks.size(CELL, "fc_weight_scale_used", fc_weight_scale_used, -1, 1, "1")
     checks.size(CELL, "backward_state", backward_state, -2, 1025, "1025")
     checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
     checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
+    checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
 
 
-def backward_1(
+def backward(
     dy: Tensor,
+    fc_weight: steps.IfAsked,
     fc_y: Tensor,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    fc_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc_weight: bool,
     need_dfc_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward_1 program, step by step."""
-    dfc_bias = steps.ABSENT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The backward program, step by step."""
+    dx = dfc_weight = dfc_bias = _ = fc_weight_columnwise_copy = steps.ABSENT
+    T = math.prod(dy.shape[:-1])
+    K = (
+        fc_weight.shape[-1]
+        if fc_weight is not None
+        else x_columnwise.shape[-2]
+        if x_columnwise is not None
+        else 0
+    )
     fc_grad_output_amax_history = backward_state[0:1024]
     fc_grad_output_scale = backward_state[1024]
     # 1. pointwise_grad: dy, fc_y -> dfc_y  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 *
@@ -252,102 +292,7 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=False,
     )
-    return (
-        dfc_bias if need_dfc_bias else dy.new_empty(0),
-        dfc_y_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dfc_y_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
-        dfc_y_columnwise_copy.data if need_dfc_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dfc_y_columnwise_copy.scale if need_dfc_weight else dy.new_empty(0, dtype=torch.float32),
-        quantized.join_states(fc_grad_output_amax_history, fc_grad_output_scale),
-    )
-
-
-def check_backward_2(
-    dy: Tensor,
-    fc_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    fc_weight_scale_used: Tensor | None,
-    dfc_y_rowwise: Tensor | None,
-    dfc_y_rowwise_scale: Tensor | None,
-    dfc_y_columnwise: Tensor | None,
-    dfc_y_columnwise_scale: Tensor | None,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., D]", exact=False)
-    checks.device(CELL, "fc_weight", fc_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc_weight", fc_weight, "dy", dy)
-    checks.rank(CELL, "fc_weight", fc_weight, 2, "[D, K]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[K, align(T, 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[1]")
-    checks.device(CELL, "fc_weight_scale_used", fc_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc_weight_scale_used", fc_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc_weight_scale_used", fc_weight_scale_used, 1, "[1]")
-    checks.device(CELL, "dfc_y_rowwise", dfc_y_rowwise, "dy", dy)
-    checks.dtype(CELL, "dfc_y_rowwise", dfc_y_rowwise, torch.float8_e5m2)
-    checks.rank(CELL, "dfc_y_rowwise", dfc_y_rowwise, 2, "[T, align(D, 16)]")
-    checks.device(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, torch.float32)
-    checks.rank(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, 1, "[1]")
-    checks.device(CELL, "dfc_y_columnwise", dfc_y_columnwise, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise", dfc_y_columnwise, torch.float8_e5m2)
-    checks.rank(CELL, "dfc_y_columnwise", dfc_y_columnwise, 2, "[D, align(T, 16)]")
-    checks.device(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, 1, "[1]")
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
-        else x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else 0
-    )
-    checks.size(CELL, "fc_weight", fc_weight, -2, D, "D (out_features)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 1, "1")
-    checks.size(CELL, "fc_weight_scale_used", fc_weight_scale_used, -1, 1, "1")
-    checks.size(CELL, "dfc_y_rowwise", dfc_y_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dfc_y_rowwise", dfc_y_rowwise, -1, -(-D // 16) * 16, "align(D, 16)")
-    checks.size(CELL, "dfc_y_rowwise_scale", dfc_y_rowwise_scale, -1, 1, "1")
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -2, D, "D (out_features)")
-    checks.size(CELL, "dfc_y_columnwise", dfc_y_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "dfc_y_columnwise_scale", dfc_y_columnwise_scale, -1, 1, "1")
-    checks.multiple(CELL, "K (in_features)", K, 8, "sm_90a")
-    checks.multiple(CELL, "D (out_features)", D, 8, "sm_90a")
-
-
-def backward_2(
-    dy: Tensor,
-    fc_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    fc_weight_scale_used: steps.IfAsked,
-    dfc_y_rowwise: steps.IfAsked,
-    dfc_y_rowwise_scale: steps.IfAsked,
-    dfc_y_columnwise: steps.IfAsked,
-    dfc_y_columnwise_scale: steps.IfAsked,
-    need_dx: bool,
-    need_dfc_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dx = dfc_weight = _ = fc_weight_columnwise_copy = steps.ABSENT
-    T = math.prod(dy.shape[:-1])
-    D = dy.shape[-1]
-    K = (
-        fc_weight.shape[-1]
-        if fc_weight is not None
-        else x_columnwise.shape[-2]
-        if x_columnwise is not None
-        else 0
-    )
-    # 1. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+    # 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
     #    fc_weight_columnwise_scale
     if need_dx:
         _, fc_weight_columnwise_copy = quantized.quantize(
@@ -358,42 +303,28 @@ def backward_2(
             scale=fc_weight_scale_used,
             layout=LAYOUT,
         )
-    # 2. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
     #    fc_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(
-                quantized.Operand(
-                    dfc_y_rowwise,
-                    dfc_y_rowwise_scale,
-                    GRAD_OUTPUT,
-                    (T, D),
-                    columnwise=False,
-                    layout=LAYOUT,
-                ),
-                fc_weight_columnwise_copy,
-                dtype=dy.dtype,
-            ),
-            dy,
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
-            quantized.Operand(
-                dfc_y_columnwise,
-                dfc_y_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, D),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
+            dfc_y_columnwise_copy,
             quantized.Operand(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
         )
-    return dx, dfc_weight
+    return (
+        dx if need_dx else dy.new_empty(0),
+        dfc_weight if need_dfc_weight else dy.new_empty(0),
+        dfc_bias if need_dfc_bias else dy.new_empty(0),
+        quantized.join_states(fc_grad_output_amax_history, fc_grad_output_scale),
+    )
 
 
 def exact(

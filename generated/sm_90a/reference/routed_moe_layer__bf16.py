@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:c944849561b91a9d
+# checksum sha256:b714ab9e3257d31a
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -320,7 +320,7 @@ def check_backward_2(
     dy: Tensor,
     daux_loss: Tensor,
     dz_loss: Tensor,
-    x: Tensor,
+    x: Tensor | None,
     all_counts: Tensor | None,
     router_weight: Tensor | None,
     router_logits: Tensor | None,
@@ -416,7 +416,7 @@ def backward_2(
     dy: Tensor,
     daux_loss: Tensor,
     dz_loss: Tensor,
-    x: Tensor,
+    x: steps.IfAsked,
     all_counts: steps.IfAsked,
     router_weight: steps.IfAsked,
     router_logits: steps.IfAsked,

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:65f0bd6f62994f15
+# checksum sha256:bfd0a50e685cfc0e
 """routed_moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: route, routing_plan, take, combine_rows, route_grad cannot be split along any dimension.
@@ -61,7 +61,7 @@ OPS = (
     Op(
         name="routed_moe_layer__bf16_backward_2",
         schema=(
-            "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor x, Tensor? all_counts, "
+            "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
             "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
             "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
             "Tensor? drow_probs, int flags, int ways, float router_eps, float router_least_sum, "

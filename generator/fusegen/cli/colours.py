@@ -9,7 +9,7 @@ import click
 
 from ..emit.text.fold import LINE_LENGTH
 
-_ROW = re.compile(r"(  )(\d+\. \w+(?: \w+)?|\w+)(?=  |$|:)")
+_ROW = re.compile(r"^(  )(\d+\. \w+(?: \w+)?|\w+)(?=  |$|:)")
 """The name that a row of a table begins with: of a step, or of a buffer."""
 _STATUS = {"native": "green", "emulated": "yellow", "unsupported": "red"}
 _HEAD = re.compile(r"(.+?)( on \S+: )(" + "|".join(_STATUS) + ")")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
 from .buffers import (
     Attribute,
@@ -114,7 +115,7 @@ class Conversion:
     shardings: tuple[Sharding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from it is computed once
 class ModulePlan:
     """Everything a generated module states.
 
@@ -189,50 +190,53 @@ class ModulePlan:
         """The direction of a name, or None where the module has none."""
         return next((each for each in self.directions if each.name == name), None)
 
-    def _whole(self, name: str) -> Program | None:
-        found = self.direction(name)
-        return found.whole(self.leaving) if found else None
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """Every direction of the module as a whole."""
+        return tuple(each.whole(self.leaving) for each in self.directions)
+
+    def whole(self, direction: Direction) -> Program:
+        """One of its directions as a whole."""
+        return next(each for each in self.programs if each.name == direction.name)
+
+    def _program(self, name: str) -> Program | None:
+        return next((each for each in self.programs if each.name == name), None)
 
     @property
     def forward(self) -> Program:
         """The forward as a whole."""
-        whole = self._whole("forward")
+        whole = self._program("forward")
         assert whole is not None, "a plan has a forward"
         return whole
 
     @property
     def backward(self) -> Program:
         """The backward as a whole."""
-        whole = self._whole("backward")
+        whole = self._program("backward")
         assert whole is not None, "a plan has a backward"
         return whole
 
     @property
     def refresh(self) -> Program | None:
         """What quantises weights that are kept so, as a whole."""
-        return self._whole("refresh")
+        return self._program("refresh")
 
     @property
     def wgrad(self) -> Program | None:
         """What gives delayed gradients of weights, as a whole."""
-        return self._whole("wgrad")
+        return self._program("wgrad")
 
     @property
     def options(self) -> tuple[str, ...]:
         """Words of what was chosen for the module."""
         return Cell.parse(self.cell).options
 
-    @property
-    def programs(self) -> tuple[Program, ...]:
-        """Every direction of the module as a whole."""
-        return tuple(each.whole(self.leaving) for each in self.directions)
-
     def returns_none(self, name: str) -> bool:
         """Whether absent results of a direction are None: a lone op may give empty tensors."""
         found = self.direction(name)
         return found is None or len(found.segments) > 1 or found.programs[0].returns_none
 
-    @property
+    @cached_property
     def leaving(self) -> tuple[str, ...]:
         """What directions give to others or to the caller, outputs first."""
         later = self.direction("wgrad")
@@ -277,12 +281,12 @@ class ModulePlan:
         starts = (start for each in self.directions for start in each.starts)
         return tuple(dict.fromkeys(start.group for start in starts))
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Every step of every program."""
         return tuple(step for program in self.programs for step in program.steps)
 
-    @property
+    @cached_property
     def unmerged(self) -> ModulePlan:
         """The plan with the parts of every step in its place: what plain PyTorch runs."""
         return replace(self, directions=tuple(each.unmerged for each in self.directions))
@@ -338,10 +342,11 @@ class ModulePlan:
 
     def buffer(self, name: str) -> Buffer:
         """A buffer by name.  Raises KeyError for an unknown one."""
-        for buffer in self.buffers:
-            if buffer.name == name:
-                return buffer
-        raise KeyError(name)
+        return self._named[name]
+
+    @cached_property
+    def _named(self) -> dict[str, Buffer]:
+        return {buffer.name: buffer for buffer in self.buffers}
 
     def own_type_argument(self, program: Program) -> str:
         """The argument of an op that tells what the module's own type is."""
@@ -400,7 +405,7 @@ class ModulePlan:
             yield name, begin
             begin = add(begin, padded_bytes(self.buffer(name)))
 
-    @property
+    @cached_property
     def groups(self) -> str | None:
         """The input that holds the rows per group, where rows are grouped."""
         read = {
@@ -425,7 +430,7 @@ class ModulePlan:
         """Whether the outputs are the inputs, so that there is nothing to run."""
         return not self.forward.steps
 
-    @property
+    @cached_property
     def ops(self) -> tuple[tuple[ModulePlan, Program], ...]:
         """Every op: a program with steps, and the plan that its names are of."""
         programs = (program for each in self.directions for program in each.programs)

@@ -258,8 +258,14 @@ class Direction:
             arguments=tuple(sorted(taken.values(), key=lambda argument: argument.mutated)),
             flags=tuple(dict.fromkeys(flag for p in programs for flag in p.flags)),
             results=tuple(Result(n, made[n]) for n in dict.fromkeys(leaving) if n in made),
-            steps=tuple(step for program in programs for step in program.steps),
+            steps=tuple(_asked(step, p.when) for p in programs for step in p.steps),
             bindings=tuple(bindings.values()),
             checks=tuple(dict.fromkeys(checks)),
             part=0,
         )
+
+
+def _asked(step: Step, when: tuple[str, ...]) -> Step:
+    """A step of an op that is called under flags, with these where it has none of its own."""
+    parts = tuple(_asked(part, when) for part in step.parts)
+    return replace(step, when=step.when or when, parts=parts)

@@ -16,7 +16,9 @@ would be worth a call; its start belongs behind the last step that writes a sour
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -110,7 +112,7 @@ class _Cut:
         wanted |= {name for each in collectives for name in each.operands}
         results = tuple(_under(when, result) for result in self._results(steps, wanted))
         arguments = self._arguments(steps, begin, end, there, when)
-        arguments = self._telling(arguments, steps, results)
+        arguments = self._telling(arguments, steps, results, when)
         called = tuple(_called_under(when, step) for step in steps)
         made = program(
             self.whole.name,
@@ -163,21 +165,55 @@ class _Cut:
         return tuple(sorted(taken, key=lambda argument: argument.mutated))
 
     def _telling(
-        self, arguments: tuple[Argument, ...], steps: tuple[Step, ...], results: tuple[Result, ...]
+        self,
+        arguments: tuple[Argument, ...],
+        steps: tuple[Step, ...],
+        results: tuple[Result, ...],
+        when: When,
     ) -> tuple[Argument, ...]:
-        """The same, and what the module keeps that tells dimensions which these do not."""
+        """The same, and what the module keeps that tells dimensions which these do not.
+
+        Raises:
+            NotPossible: a call may ask for a dimension that nothing it is given tells.
+        """
         kept = {self.draft.tensor_with(state.buffer) for state in self.draft.states}
         kept |= {parameter.buffer for parameter in self.draft.parameters}
+        asked = self._asked(arguments, steps, results)
+
+        def lacking(more: tuple[Argument, ...]) -> set[str]:
+            told = self._told((*arguments, *more))
+            return {name for name, needs in asked.items() if not _covers(told[name], needs, when)}
+
         more: tuple[Argument, ...] = ()
         for each in self.whole.arguments:
-            missing = symbols_used(self.draft, steps, results) - self._told((*arguments, *more))
             certain = each.buffer in kept and not each.mutated and not each.optional
-            if certain and missing & self._told((each,)):
+            if certain and lacking(more) & self._told((each,)).keys():
                 more += (each,)
+        if missing := lacking(more):
+            raise NotPossible(f"no argument tells {', '.join(sorted(missing))} under every flag")
         return tuple(sorted((*arguments, *more), key=lambda argument: argument.mutated))
 
-    def _told(self, arguments: tuple[Argument, ...]) -> set[str]:
-        return {each.symbol for each in bind_dimensions(self.draft.buffers, arguments)}
+    def _asked(
+        self, arguments: tuple[Argument, ...], steps: tuple[Step, ...], results: tuple[Result, ...]
+    ) -> dict[str, set[When]]:
+        """The conditions under which launches, allocations and checks of sizes need a dimension."""
+        asked: dict[str, set[When]] = {}
+        needs: list[tuple[AbstractSet[str], When]]
+        needs = [(symbols_used(self.draft, (step,), ()), step.when) for step in steps]
+        needs += [(symbols_used(self.draft, (), (each,)), each.when) for each in results]
+        needs += [(self.draft.buffers[a.buffer].shape.symbols(), a.when) for a in arguments]
+        for names, when in needs:
+            for name in names:
+                asked.setdefault(name, set()).add(when)
+        return asked
+
+    def _told(self, arguments: tuple[Argument, ...]) -> defaultdict[str, set[When]]:
+        """The conditions under which an argument that tells a dimension is there."""
+        there = {each.buffer: each.when for each in arguments}
+        told: defaultdict[str, set[When]] = defaultdict(set)
+        for each in bind_dimensions(self.draft.buffers, arguments):
+            told[each.symbol] = {there[name] for name, *_ in each.candidates}
+        return told
 
     def _tensors(self, names: set[str]) -> set[str]:
         """The same, with the tensor of several states in the place of each of these."""
@@ -242,3 +278,17 @@ def _start(collective: Collective, there: dict[str, When]) -> Start:
         tuple(asked) if all(conditions) else (),
         collective.attributes,
     )
+
+
+def _covers(told: set[When], asked: set[When], common: When) -> bool:
+    """Whether a dimension is told whenever it is asked for.
+
+    Args:
+        told: the conditions of what tells it.
+        asked: the conditions under which it is asked for.
+        common: flags of which one is set whenever the op is called; empty where none need be.
+    """
+    flags = {flag for when in told for flag in when}
+    if () in told or (common and flags >= {*common}):
+        return True
+    return all(when and {*when} <= flags for when in asked)

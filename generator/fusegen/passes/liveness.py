@@ -54,12 +54,13 @@ def saved(draft: Draft) -> tuple[Result, ...]:
     produced = {name for step in draft.backward for name in step.writes}
     incoming = {*draft.incoming} | {each.buffer for each in draft.states}
     incoming |= {name for each in draft.collectives for name in each.results}
+    weights = {parameter.buffer for parameter in draft.parameters}
     asked: dict[str, set[str]] = {}
     for step in draft.backward:
-        like = step.input(LIKE)
+        like = {step.input(LIKE)} & weights
         for name in step.reads:
             if name not in produced | incoming:
-                when = flags if name == like else step.when or flags
+                when = flags if name in like else step.when or flags
                 asked.setdefault(name, set()).update(when)
     position = {name: index for index, name in enumerate(draft.buffers)}
     return tuple(

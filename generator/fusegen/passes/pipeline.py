@@ -10,7 +10,7 @@ from ..ir.naming import Cell
 from ..ir.plan import ModulePlan, Unsupported
 from ..math import Derivations
 from ..options.amax_reduction import REDUCED_AMAX
-from ..options.backward_calls import ONE_CALL
+from ..options.backward_calls import BACKWARD_CALLS, ONE_CALL
 from ..options.backward_precision import BackwardPrecision
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
@@ -21,7 +21,7 @@ from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
 from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
-from ..spec.offers import choices_of, module_facts, refusal
+from ..spec.offers import choices_of, module_facts, options_of, refusal
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .chunk import run_in_chunks, sum_chunks
@@ -215,6 +215,11 @@ def _join_quantize(draft: Draft, context: Context) -> Draft:
     """Arguments, results and checks of the programs are those of the steps before."""
     programs, sets = join_quantize(draft, context.arch, context.recipe)
     return _run_by(draft.packed(programs), sets)
+
+
+def _cut(draft: Draft, context: Context) -> Draft:
+    offered = BACKWARD_CALLS in options_of(context.module, context.specs.ops)
+    return cut(draft, context.dims, freeing=offered and ONE_CALL not in context.options)
 
 
 def _chunk(draft: Draft, context: Context) -> Draft:
@@ -468,7 +473,7 @@ PASSES: tuple[Pass, ...] = (
         "cut",
         "Programs become segments: ops, and collectives between them; a backward where memory can"
         " go.",
-        lambda draft, context: cut(draft, context.dims, freeing=ONE_CALL not in context.options),
+        _cut,
         needs=_of(Property.PROGRAMS),
         gives=_of(Property.CUT),
     ),

@@ -59,6 +59,7 @@ class View:
         results: buffers that have to be there after it, and the flags under which they have to.
         owned: buffers of the module or the caller that steps may change.
         flags: all that a condition may name.
+        when: flags of which one is set in every call; empty where it is called without, too.
         unasked: whether calls without any flag exist.
         conditions: whether steps have their conditions already.
         needed: whether every step has to be of use.
@@ -70,6 +71,7 @@ class View:
     results: Mapping[str, tuple[str, ...]]
     owned: frozenset[str]
     flags: tuple[str, ...] = ()
+    when: tuple[str, ...] = ()
     unasked: bool = True
     conditions: bool = True
     needed: bool = True
@@ -87,7 +89,7 @@ class View:
         """The calls of a condition: a name for each flag, and one for calls without any."""
         if not self.flags or not self.conditions:
             return frozenset(("",))
-        return frozenset(when or (*self.flags, *([""] if self.unasked else [])))
+        return frozenset(when or self.when or (*self.flags, *([""] if self.unasked else [])))
 
 
 Buffers = Mapping[str, Buffer]
@@ -433,5 +435,6 @@ def views(
                 | sent,
                 owned=frozenset(n for buffer in program.mutated for n in named(buffer)),
                 flags=program.flags,
+                when=program.when,
                 unasked=program.name not in ("backward", "wgrad"),
             )

@@ -60,7 +60,7 @@ def left_for(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
     """
     if direction.name != "backward" or len(direction.programs) < 2 or plan.wgrad:
         return ()
-    whole = direction.whole(plan.leaving)
+    whole = plan.whole(direction)
     if plan.main_grads and plan.own_type_argument(whole) not in plan.incoming:
         return ()  # the type of a stand-in for a gradient is read off afterwards
     held = (a.buffer for a in whole.arguments if a.buffer in plan.caches)
@@ -70,13 +70,13 @@ def left_for(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
 def handed_in(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
     """Tensors that a direction's function takes one by one: incoming gradients come first."""
     left = {*left_for(plan, direction)}
-    names = (argument.buffer for argument in direction.whole(plan.leaving).arguments)
+    names = (argument.buffer for argument in plan.whole(direction).arguments)
     own = [name for name in names if name not in left]
     return tuple(sorted(own, key=lambda name: name not in plan.incoming))
 
 
 def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
-    whole = direction.whole(plan.leaving)
+    whole = plan.whole(direction)
     left = left_for(plan, direction)
     printer = _Printer(plan, direction, left)
     conditions = named_conditions(whole, lambda names: printer.body(names))
@@ -141,7 +141,7 @@ class _Printer:
                 yield from (f"    {line}" for line in lines)
             else:
                 yield from lines
-        results = self.direction.whole(self.plan.leaving).results
+        results = self.plan.whole(self.direction).results
         if results:
             yield f"return {', '.join(self._value(r.buffer, conditions) for r in results)}"
 
@@ -154,7 +154,7 @@ class _Printer:
             return
         made = {name for each in segments[:place] for name in each.gives}
         later = {name for each in segments[place + 1 :] for name in each.takes}
-        results = {result.buffer for result in self.direction.whole(self.plan.leaving).results}
+        results = {result.buffer for result in self.plan.whole(self.direction).results}
         gone = ({*self.left} | made) - later - results
         names = [name for name in segment.takes if name in gone]
         if names:

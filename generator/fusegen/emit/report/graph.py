@@ -56,7 +56,7 @@ def drawings(plan: ModulePlan, costs: Costs) -> Iterator[Drawing]:
 
 
 def _lane(plan: ModulePlan, direction: Direction, saved: Iterable[str]) -> _Lane:
-    whole = direction.whole(plan.leaving)
+    whole = plan.whole(direction)
     known = {*saved}
     given = (n for name in whole.takes for n in _parts(plan, name) if n not in known)
     left = (n for name in whole.gives for n in _parts(plan, name) if n not in known)
