@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6c30b0d5572ce471
+# checksum sha256:67cdcf8e86336811
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "178fac3b51990b88595a74a6945d26e8648870c1e1d901997463c10fd3c3320c"
+DIGEST = "818e3874e5415eabe87ff4ca81bb49275ef5adb77d46713063de5747a6909699"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

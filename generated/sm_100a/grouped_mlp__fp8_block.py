@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:63e5c05242ea3d11
+# checksum sha256:710d0aa86d88309f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "71d736193ef65fcab152d8de8f3dffd0fa976bbc7552a2d2636ca6eab5836f17"
+DIGEST = "589448a7b4bb68a8c26cd04d78bcbc1104485208b53b406a8d0dedc1b707bcae"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e65e50c726eeaeab
+# checksum sha256:9b31c09c34a26631
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "eebd71e0ee63f738ef745187584ab6d0f4e9374cbd307c1ddab7b58dbb50d9c3"
+DIGEST = "0be4d1003e3c226ae3cd2399950b158ba8e9280577b41b93b19fc8cf3d8fd8da"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

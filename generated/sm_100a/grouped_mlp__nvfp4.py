@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0d87c406224174c4
+# checksum sha256:1479807eef0fde60
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a2d24c6f208687834b172ba284efc43a22f198da7a476d6b51690a3cb53abdaa"
+DIGEST = "b7fa2d30eb58aef645ef378e943a782201e82c3c55e9a9fbc14218b6a8f6f5cb"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

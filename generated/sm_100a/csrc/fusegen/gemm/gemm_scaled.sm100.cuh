@@ -3,13 +3,13 @@
 // of 8 bits lie as gemm/operands_codes.sm100.cuh says, those of 4 bits as gemm/gemm_scaled.h does.
 #pragma once
 
-#include <cuda_fp4.h>
 #include <cuda_fp8.h>
 
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/common/fp4.h"
 #include "fusegen/gemm/arguments_scaled.cuh"
 #include "fusegen/gemm/gemm.sm100.cuh"
 #include "fusegen/gemm/gemm_scaled.h"

@@ -8,12 +8,12 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp4.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/common/fp4.h"
 #include "fusegen/load/stage.cuh"
 #include "fusegen/mainloop/tcgen05.sm100.cuh"
 
