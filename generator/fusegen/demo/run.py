@@ -121,8 +121,8 @@ def run_demo(
     """Train both models, print the comparison to stdout and draw it to `output`.
 
     Args:
-        bundle: folder of a generated (and for a GPU: built) bundle that has `router_mixtral__bf16` and
-            `moe_layer__bf16`.
+        bundle: folder of a generated (and for a GPU: built) bundle that has
+            `router_mixtral__bf16` and `moe_layer__bf16`.
         arch: architecture of that bundle; `cpu` runs on the CPU, any other on `cuda`.
         steps: training steps of each model; the config's own number when None.
         output: picture to write (.png, .svg or .pdf); missing folders are made.
