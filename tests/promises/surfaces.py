@@ -123,9 +123,8 @@ def _schemas(cell: str, namespace: str) -> Iterator[str]:
             f"{namespace}::{cell}__"
         ):
             continue
-        if re.search(
-            r"_backward(_\d+)?$", full
-        ):  # what it takes, and how many there are, is its own
+        # What a backward takes, and how many ops it is, is its own.
+        if re.search(r"_backward(_\d+)?$", full):
             continue
         op = getattr(getattr(torch.ops, namespace), full.partition("::")[2]).default
         arguments = str(op._schema).partition(" -> ")[0].partition("(")[2]
