@@ -113,6 +113,14 @@ def without_statistics(program: Program, several: bool) -> Program:
     return replace(kept, bindings=tuple(sorted(kept.bindings, key=lambda each: each.symbol)))
 
 
+def test_a_copy_that_is_made_again_has_one_record() -> None:
+    """On sm_100a the backward makes the very copy of a weight that the forward made."""
+    plan = plan_of("sm_100a", Cell("grouped_mlp", "fp8_delayed", ("debug",)))
+    made = [copy.data for step in plan.unmerged.steps if quantizes(step) for copy in step.copies]
+    assert made.count("fc1_weight_rowwise") == 2
+    assert len({*plan.records}) == len(plan.records) == sum(map(observes, plan.steps))
+
+
 def test_the_buffer_holds_the_fields() -> None:
     path = builtin_templates() / "static" / "reference" / "_statistics.py"
     (fields,) = [

@@ -21,13 +21,20 @@ from .draft import Draft, NotPossible
 
 
 def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
-    """Put one step per copy behind every step that quantises.
+    """Put one step per copy behind the first step that makes it.
+
+    A backward makes copies of weights again, of the same bits.
 
     Raises:
         NotPossible: the recipe quantises no tensor of the module.
     """
     steps = (*draft.forward, *draft.backward, *draft.refresh)
-    copies = [copy for step in steps for copy in _made_by(step)]
+    first = {copy.data: step for step in reversed(steps) for copy in _made_by(step)}
+
+    def observed_of(step: Step) -> tuple[Copy, ...]:
+        return tuple(copy for copy in _made_by(step) if first[copy.data] is step)
+
+    copies = [copy for step in steps for copy in observed_of(step)]
     if not copies:
         raise NotPossible(f"recipe {recipe.name!r} quantises no tensor of the module")
     numbers, partials = RESULTS["out"], RESULTS[PARTIALS]
@@ -37,7 +44,9 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
         buffers += [Buffer(_partials(copy), partials.typed, partials.shape) for copy in copies]
 
     def observed(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        return tuple(each for step in steps for each in (step, *_observers(step, arch)))
+        return tuple(
+            each for step in steps for each in (step, *_observers(step, observed_of(step), arch))
+        )
 
     return replace(
         draft.with_buffers({buffer.name: buffer for buffer in buffers}),
@@ -52,9 +61,9 @@ def _made_by(step: Step) -> tuple[Copy, ...]:
     return step.copies if quantizes(step) else ()
 
 
-def _observers(step: Step, arch: ArchSpec) -> Iterator[Step]:
-    """One step for each copy, under the flags that ask for the copy."""
-    for copy in _made_by(step):
+def _observers(step: Step, copies: tuple[Copy, ...], arch: ArchSpec) -> Iterator[Step]:
+    """One step for each of these copies of a step, under the flags that ask for the copy."""
+    for copy in copies:
         inputs = (o for o in step.inputs if o.slot in ("a", "groups"))
         out = _numbers(copy)
         partials = (Operand(PARTIALS, _partials(copy)),) if arch.has_kernels else ()
