@@ -220,8 +220,7 @@ def test_an_output_that_is_read_as_well_adds_the_callers_gradient_first() -> Non
     plan = plan_of("with_hidden")
     assert plan.outputs == plan.exact_outputs == ("y", "h")
     assert [result.buffer for result in plan.forward.results] == ["y", "h", "a"]
-    assert {"dy", "dh"} <= {argument.buffer for argument in plan.backward.arguments}
-    assert plan.incoming == ("dy", "dh")
+    assert [argument.buffer for argument in plan.backward.arguments][:2] == ["dy", "dh"]
     (add,) = [step for step in plan.backward.steps if step.primitive == "add"]
     assert (add.reads, add.writes) == (("dh", "dh_partial_1"), ("dh_total",))
     readers = [step.primitive for step in plan.backward.steps if "dh_total" in step.reads]

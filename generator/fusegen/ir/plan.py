@@ -193,7 +193,13 @@ class ModulePlan:
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         """Every direction of the module as a whole."""
-        return tuple(each.whole(self.leaving) for each in self.directions)
+        return tuple(each.whole(self._entering(each), self.leaving) for each in self.directions)
+
+    def _entering(self, direction: Direction) -> tuple[str, ...]:
+        """Arguments of a direction as autograd gives them; those of one op are in their order."""
+        if direction.name != "backward":
+            return self.arguments
+        return (*self.incoming, *(result.buffer for result in self.saved))
 
     def whole(self, direction: Direction) -> Program:
         """One of its directions as a whole."""

@@ -228,12 +228,14 @@ class Direction:
             segments=tuple(s.unmerged if isinstance(s, Program) else s for s in self.segments),
         )
 
-    def whole(self, leaving: tuple[str, ...]) -> Program:
+    def whole(self, entering: tuple[str, ...], leaving: tuple[str, ...]) -> Program:
         """All of it as one: what goes in and comes out, and the steps of its ops.
 
         Its checks are those that every call makes.
 
         Args:
+            entering: what comes from the caller and from the forward, in the order of its arguments,
+                which others follow in that of the ops; changed ones are last.
             leaving: what is read after it, in the order of its results; what only its own segments
                 read is no result of it.
         """
@@ -250,12 +252,17 @@ class Direction:
                     optional=known.optional and each.optional,
                     mutated=known.mutated or each.mutated,
                 )
+        order = {name: index for index, name in enumerate(entering)}
+
+        def place(argument: Argument) -> tuple[bool, int]:
+            return argument.mutated, order.get(argument.buffer, len(order))
+
         bindings = {b.symbol: b for p in reversed(programs) for b in p.bindings}
         always = (program for program in programs if not program.when)
         checks = (c for program in always for c in program.checks if c.tensor in taken)
         return replace(
             first,
-            arguments=tuple(sorted(taken.values(), key=lambda argument: argument.mutated)),
+            arguments=tuple(sorted(taken.values(), key=place)),
             flags=tuple(dict.fromkeys(flag for p in programs for flag in p.flags)),
             results=tuple(Result(n, made[n]) for n in dict.fromkeys(leaving) if n in made),
             steps=tuple(_asked(step, p.when) for p in programs for step in p.steps),
