@@ -199,7 +199,7 @@ class ModulePlan:
         """Arguments of a direction as autograd gives them; those of one op are in their order."""
         if direction.name != "backward":
             return self.arguments
-        return (*self.incoming, *(result.buffer for result in self.saved))
+        return (*map(gradient, self.outputs), *(result.buffer for result in self.saved))
 
     def whole(self, direction: Direction) -> Program:
         """One of its directions as a whole."""

@@ -234,8 +234,8 @@ class Direction:
         Its checks are those that every call makes.
 
         Args:
-            entering: what comes from the caller and from the forward, in the order of its arguments,
-                which others follow in that of the ops; changed ones are last.
+            entering: what comes from the caller and from the forward, in the order of its
+                arguments, which others follow in that of the ops; changed ones are last.
             leaving: what is read after it, in the order of its results; what only its own segments
                 read is no result of it.
         """
