@@ -73,13 +73,17 @@ def test_every_unit_keeps_its_contract(built: BuildReport) -> None:
     assert broken(built, promises_of(built.library.parents[1], SPECS)) == []
 
 
+UNTYPED = ("kernels/gather_rows.cu",)
+"""Units whose kernels copy 16-bit values, whatever they are."""
+
+
 def test_every_kernel_unit_holds_the_kernels_of_each_type(built: BuildReport) -> None:
     units = kernel_units(built)
     assert units
     for unit in units:
         names = [kernel.name for kernel in unit.report.kernels]
         first, *others = (named_for(names, element) for element in ELEMENTS)
-        assert first, unit.name
+        assert bool(first) != (unit.name in UNTYPED), unit.name
         assert all(each == first for each in others), unit.name
 
 

@@ -15,7 +15,10 @@ from fusegen.families.limits import REGISTERS, SHARED_MEMORY
 from fusegen.publish.paths import builtin_specs
 
 FAMILY_HEADER = "mma.h"
-FIRST_HEADERS = ("gemm/gemm.mma.cuh", "gemm/gemm_fp8.mma.cuh", "gemm/gemm_scaled.mma.cuh")
+FIRST_HEADERS = (
+    *("gemm/gemm.mma.cuh", "gemm/gemm_fp8.mma.cuh", "gemm/gemm_scaled.mma.cuh"),
+    "sink/gated.cuh",  # `sim/epilogues.h` reads it
+)
 LIMITS = "Limits<166912, 65536>"
 
 

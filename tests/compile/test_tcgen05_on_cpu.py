@@ -163,7 +163,7 @@ FAULTS = {
     # Stages are multiplied before they are loaded.
     "stage": Fault(
         "mainloop/tensor_sums.sm100.cuh",
-        "stages.full[at.slot].wait(at.phase);",
+        "stages.full[at.slot].wait(at.phase);\n      peer.wait(at.slot, at.phase);",
         "",
         BACKWARD.name,
         ", not ",
@@ -171,7 +171,7 @@ FAULTS = {
     # Nobody says that stages may be loaded again.
     "commit": Fault(
         "mainloop/tensor_sums.sm100.cuh",
-        "tcgen05::commit(stages.empty[at.slot]);",
+        "tcgen05::commit<kCtas>(stages.empty[at.slot]);",
         "",
         ALONG.name,
         "deadlock:",

@@ -57,6 +57,11 @@ class Code(str, Enum):
     TWIN = "twin"  # of another architecture's, but for its matrix instructions
 
 
+def has_shipped(folder: Path) -> bool:
+    """Whether a bundle has shipped modules under bf16, which one of users' specs need not have."""
+    return (folder / "grouped_linear__bf16.py").exists()
+
+
 def code_on(folder: Path, capability: tuple[int, int]) -> Code | None:
     """What of a bundle's library a device of this compute capability runs; None where nothing.
 

@@ -20,6 +20,7 @@ from bundles import (
     DEVICE,
     bundles_to_test,
     compiled_bundles,
+    has_shipped,
     load_bundle,
     quantized_bundles,
 )
@@ -40,8 +41,7 @@ _DEVICE_ONLY = [
     "test_training.py",
 ]
 _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
-# Every other file runs shipped modules under bf16, such as this, which users' specs need not have.
-SAMPLE = "grouped_linear__bf16"
+# Every other file runs shipped modules under bf16.
 _PLAIN = [path.name for path in HERE.glob("test_*.py") if path.name not in _QUANTIZED]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
 _OF_FUSEGEN = [
@@ -70,7 +70,7 @@ FOLDERS = _folders()
 collect_ignore_glob = [] if FOLDERS else ["test_*.py"]
 collect_ignore = _DEVICE_ONLY if DEVICE == "cpu" else []
 collect_ignore += [] if quantized_bundles() else _QUANTIZED
-collect_ignore += [] if all((each / f"{SAMPLE}.py").exists() for each in FOLDERS) else _PLAIN
+collect_ignore += [] if all(map(has_shipped, FOLDERS)) else _PLAIN
 collect_ignore += [] if importlib.util.find_spec("pydantic") else _OF_FUSEGEN
 collect_ignore += [] if importlib.util.find_spec("transformers") else _OF_TRANSFORMERS
 

@@ -29,6 +29,7 @@ from units import hash_units
 
 HERE = Path(__file__).resolve().parent
 FOUND = bundles.ROOT / "build" / "gpu"
+LARGE = HERE / "test_large.py"  # has no room on a GPU beside other tests
 STATEMENT = "units.json"  # beside the library: what it was built from
 LEDGER = "python tests/gpu/ledger.py"
 
@@ -168,13 +169,14 @@ def _driver_version() -> str:
 
 @dataclass(frozen=True)
 class Suite:
-    """A folder of tests, and the bundle that it tests."""
+    """Tests of a folder or file, and the bundle that they test; `alone` where others wait."""
 
     name: str
     path: Path
     bundle: Path
     words: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    alone: bool = False
 
 
 def suites_of(folder: Path) -> list[Suite]:
@@ -187,24 +189,28 @@ def suites_of(folder: Path) -> list[Suite]:
     suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
     if bundles.kind_of(folder) != bundles.EVIDENCE:
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
-        suites.append(Suite(f"{key}.gpu", HERE, folder, environment=chosen))
+        suites.append(Suite(f"{key}.gpu", HERE, folder, (f"--ignore={LARGE}",), chosen))
+        if bundles.has_shipped(folder):
+            suites.append(Suite(f"{key}.large", LARGE, folder, (), chosen, alone=True))
     return suites
 
 
 def test(folders: Sequence[Path]) -> None:
-    """Run all tests of these bundles, the suites side by side, and keep how many passed.
+    """Run all tests of these bundles, most suites side by side, and keep how many passed.
 
     Raises:
         LedgerError: one failed, or none ran.
     """
     FOUND.mkdir(parents=True, exist_ok=True)
     suites = [suite for folder in folders for suite in suites_of(folder)]
-    workers = workers_of([len(list(suite.path.glob("test_*.py"))) for suite in suites])
-    with ThreadPoolExecutor(len(suites)) as pool:
-        ended = list(pool.map(run_pytest, suites, workers))
-    wrong = [suite.name for suite, passed in zip(suites, ended, strict=True) if not passed]
+    together = [suite for suite in suites if not suite.alone]
+    workers = workers_of([len(list(suite.path.glob("test_*.py"))) for suite in together])
+    with ThreadPoolExecutor(len(together)) as pool:
+        ended = dict(zip(together, pool.map(run_pytest, together, workers), strict=True))
+    ended |= {suite: run_pytest(suite, 1) for suite in suites if suite.alone}
+    wrong = [suite.name for suite in suites if not ended[suite]]
     for folder in folders:
-        own = [p for suite, p in zip(suites, ended, strict=True) if suite.bundle == folder]
+        own = [passed for suite, passed in ended.items() if suite.bundle == folder]
         if all(own):
             keep("test", folder, _said(own, folder))
     if wrong:

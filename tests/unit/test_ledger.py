@@ -372,6 +372,8 @@ def test_bundles_are_told_apart_by_their_keys(
         ["sm_90a_evidence.generated"],
         ["sm_90a_written.generated", "sm_90a_written.gpu"],
     ]
+    (made[0] / "grouped_linear__bf16.py").write_text("")
+    assert [suite.name for suite in steps.suites_of(made[0]) if suite.alone] == ["sm_90a.large"]
 
 
 def test_a_run_needs_every_further_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,10 +482,17 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
     names = ("test_a", "test_c[sm_90a-linear-reduce-overhead]")
     names += ("test_c[sm_90a-linear__mx-reduce-overhead]", "test_c[sm_90a-linear__mx-default]")
     passed = [("test_gelu__bf16", names[0]), *(("test_graphs", name) for name in names)]
-    fails = "sm_90a.gpu"
-    monkeypatch.setattr(steps, "run_pytest", lambda s, _: [] if s.name == fails else passed)
+    (committed / "grouped_linear__bf16.py").write_text("")
+    ran: list[str] = []
+
+    def run(suite: steps.Suite, _: int) -> list[tuple[str, str]]:
+        ran.append(suite.name)
+        return [] if suite.name == "sm_90a.gpu" else passed
+
+    monkeypatch.setattr(steps, "run_pytest", run)
     with pytest.raises(ledger.LedgerError, match=r"tests failed in sm_90a\.gpu; logs are in"):
         steps.test([committed, other])
+    assert ran[-1] == "sm_90a.large" and len(ran) == 4, "it runs when all others have ended"
     assert steps.found_in("test", other)["said"] == {
         "tests": 5,
         "cells": {"gelu__bf16": 1},

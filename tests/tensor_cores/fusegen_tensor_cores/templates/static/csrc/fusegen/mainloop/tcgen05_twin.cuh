@@ -230,7 +230,8 @@ Status launch_few(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
                   GemmArguments in, Stream& stream,
                   const std::common_type_t<Parameters>&... parameters) {
   in.sm_count = std::min<decltype(in.sm_count)>(in.sm_count, tcgen05::kMostCtas);
-  return launch_cta<kind, T, Config, Parameters...>(kernel, allowed, in, stream, parameters...);
+  // In braces it is nothing that GCC deduces `Parameters` from, which it does not manage.
+  return launch_cta<kind, T, Config, Parameters...>({kernel}, allowed, in, stream, parameters...);
 }
 
 }  // namespace fusegen
