@@ -34,6 +34,7 @@ TITLES = {
     "residual_norms": "Norms of a sum with a residual",
     "norm_quantize": "Norms that quantise",
     "dropout": "Dropout",
+    "moe_layer": "Experts of a mixture-of-experts layer, from tokens to tokens",
     "moe_ops": "Around experts",
     "router": "Routers",
     "softmax": "Softmax and cross entropy",
@@ -96,6 +97,11 @@ NOTES = {
     "dropout": (
         "Rows x width in bf16. *Of the ceiling*: the time of a device copy of the same bytes in "
         "the same rounds, over ours; the mask has a bit for an element."
+    ),
+    "moe_layer": (
+        "Plan of a routing, gather, expert MLP in bf16 and combine, forward and backward: T tokens "
+        "of H columns, K of E experts each, I intermediate columns. torch's layer is compiled "
+        "whole, around its grouped GEMMs. *Held* between forward and backward, and *peak*, in GiB."
     ),
     "moe_ops": (
         "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "

@@ -478,6 +478,11 @@ def test_every_target_is_measured(benchmarks: bench.Benchmarks) -> None:
     assert summary.aims(found).count("\n| ") == len(found) + 1
 
 
+def test_every_benchmark_has_its_place_on_the_page(benchmarks: bench.Benchmarks) -> None:
+    run, summary = benchmarks.module("run"), benchmarks.module("summary")
+    assert {*run.GPU, *run.CPU} <= {*summary.TITLES}
+
+
 def test_a_benchmark_that_fails_loses_no_other(
     flawed: Any,
     benchmarks: bench.Benchmarks,
