@@ -12,17 +12,21 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
+from fusegen.build.objcache import ObjectCache, Report, Unit, default_root
 from fusegen.build.toolchain import find_toolchain
 
 HERE = Path(__file__).parent
 HEADERS = HERE.parents[1] / "templates" / "static" / "csrc" / "fusegen"
 SECONDS = 300
+# psABI: about parameters of 128-byte alignment before GCC 4.6.
+FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-psabi", "-Werror")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,7 @@ class Program:
 
     def build(self, folder: Path) -> Path:
         """The program in `folder`: compiled anew only if it would come out different."""
-        command = _command(folder)
-        key = hashlib.sha256(repr((command, self.source(), dict(self.headers))).encode())
+        key = hashlib.sha256(repr((FLAGS, self.source(), dict(self.headers))).encode())
         for path in sorted(HERE.rglob("*.h*")):
             key.update(path.read_bytes())
         program, built = folder / "program", folder / "key"
@@ -126,7 +129,7 @@ class Program:
             if not built.exists() or built.read_text() != key.hexdigest():
                 built.unlink(missing_ok=True)
                 self._write(folder)
-                subprocess.run([*command, "-o", str(program)], check=True)
+                _link(folder, program)
                 built.write_text(key.hexdigest())
         return program
 
@@ -139,16 +142,29 @@ class Program:
             header.write_text(text)
 
 
-def _command(folder: Path) -> list[str]:
+def _link(folder: Path, program: Path) -> None:
+    """The program, of an object that the user's cache has where its text was compiled before."""
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     assert compiler, "this test compiles C++: install g++"
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    cuda = find_toolchain().cuda_include
     # Stand-ins for CUTLASS come first. Headers of kernels and of CUDA are not for a host compiler's
-    # warnings; psABI: about parameters of 128-byte alignment before GCC 4.6.
-    own = [f"-I{path}" for path in (HERE, HERE / "stand_ins")]
-    others = [f"-isystem{path}" for path in (folder, *find_toolchain().cuda_include)]
-    warnings = ["-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
-    source = str(folder / "program.cpp")
-    return [compiler, "-std=c++17", "-O1", *warnings, *own, *others, source]
+    # warnings.
+    own, others = (HERE, HERE / "stand_ins"), (folder, *cuda)
+    includes = [f"-I{path}" for path in own] + [f"-isystem{path}" for path in others]
+
+    def compiled(binary: Path, rule: Path) -> Report:
+        words = [compiler, *FLAGS, *includes, "-MD", "-MF", str(rule), "-c", str(source)]
+        begun = time.monotonic()
+        subprocess.run([*words, "-o", str(binary)], check=True)
+        return Report(time.monotonic() - begun, 0, (), ())
+
+    source, binary = (folder / f"program.{suffix}" for suffix in ("cpp", "o"))
+    names = ("program", "sim", "stand_ins", *(f"cuda{index}" for index in range(len(cuda))))
+    folders = (path.resolve() for path in (folder, *own, *cuda))
+    unit = Unit(source, version.stdout, FLAGS, tuple(zip(names, folders, strict=True)))
+    ObjectCache(default_root()).obtain(unit, binary, compiled)
+    subprocess.run([compiler, str(binary), "-o", str(program)], check=True)
 
 
 def run(
