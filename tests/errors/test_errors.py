@@ -100,6 +100,7 @@ def test_hidden_files_are_no_specs(tmp_path: Path) -> None:
     assert messages(BUILTIN, tmp_path / "mine") == ""
 
 
+@pytest.mark.slow
 def test_every_problem_of_the_code_has_a_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

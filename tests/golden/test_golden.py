@@ -65,6 +65,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> api.Generated:
     return api.generate(api.Request(tmp_path_factory.mktemp("few"), targets=FEW))
 
 
+@pytest.mark.slow  # `fusegen check` says nearly as much
 def test_the_committed_bundles_are_those_of_the_targets(fresh: api.Generated) -> None:
     assert [report.bundle.name for report in fresh.bundles] == [path.name for path in BUNDLES]
     for report, bundle in zip(fresh.bundles, BUNDLES, strict=True):
@@ -139,6 +140,7 @@ def copy_in_another_order(target: Path, seed: int) -> None:
         shutil.copyfile(file, place)
 
 
+@pytest.mark.slow
 def test_the_bytes_depend_on_nothing_but_the_inputs(
     fresh: api.Generated, few: api.Generated, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_every_name_of_every_plan_is_read_back() -> None:
     assert elements > 5
 
 
+@pytest.mark.slow
 def test_no_two_things_share_a_name() -> None:
     everything = plans()
     units = {unit.name: unit for plan in everything for unit in plan.units}

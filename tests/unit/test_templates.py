@@ -265,6 +265,7 @@ DECODED = "fp8_free_1x64"
 INCLUDE = re.compile(r'<% include "(.+)" %>')
 
 
+@pytest.mark.slow
 def test_every_template_and_static_file_is_used() -> None:
     """Rendering modules of every kind for all archs reads every template and copies every file."""
     used: set[str] = set()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from .amax_reduction import AMAX_REDUCTION
 from .backward_calls import BACKWARD_CALLS
 from .backward_precision import BACKWARD_PRECISION
+from .cached_input import CACHED_INPUT
 from .debug import DEBUG
 from .delay_wgrad import DELAY_WGRAD
 from .glu_interleave import GLU_INTERLEAVE
@@ -45,6 +46,7 @@ OPTIONS: tuple[Option, ...] = (
     DELAY_WGRAD,
     WEIGHT_CACHE,
     SAVE,
+    CACHED_INPUT,
     BACKWARD_CALLS,
     AMAX_REDUCTION,
     BACKWARD_PRECISION,

@@ -58,6 +58,7 @@ class ModuleFacts:
         grouped_bias: a grouped GEMM adds a bias.
         grouped_weights: an operand of a grouped GEMM is a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
+        activated_gemms: an activation reads what a GEMM gives.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
         chunks: an op has a chunk of the rows of a tensor at a time.
     """
@@ -71,6 +72,7 @@ class ModuleFacts:
     grouped_bias: bool = False
     grouped_weights: bool = False
     halves: bool = False
+    activated_gemms: bool = False
     inner_activations: bool = False
     chunks: bool = False
 
@@ -84,12 +86,14 @@ class RecipeFacts:
         quantizes: it names a role.
         weights: it quantises weights.
         history: it keeps amaxes of a role from step to step.
+        input_bits: of an element of a GEMM's input that it quantises; 0 where it leaves that alone.
     """
 
     name: str
     quantizes: bool = False
     weights: bool = False
     history: bool = False
+    input_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

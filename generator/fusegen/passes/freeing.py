@@ -9,15 +9,15 @@ and has to earn that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import combinations, takewhile
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, pairwise, takewhile
 from operator import itemgetter
 
 from ..ir.dtypes import DType
 from ..ir.program import Program
 from ..ir.shapes import first_factor
 from ..steps import decodes
-from ..steps.footprint import Axes, bytes_of, peak, stretches, typical
+from ..steps.footprint import Axes, bytes_of, peaks, stretches, typical
 from .draft import Draft
 
 MOST_CUTS = 3
@@ -58,24 +58,35 @@ class _Judge:
         saved: what the forward made for it.
         size: bytes of buffers.
         whole: its peak as one op.
+        calls: peaks of ops that were asked for, by the steps that they begin and end with.
     """
 
     backward: Program
     saved: frozenset[str]
     size: Mapping[str, int]
     whole: int
+    calls: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, draft: Draft, backward: Program, lengths: Mapping[str, int]) -> _Judge:
         saved = frozenset(result.buffer for result in draft.saved) - {*draft.arguments}
         own = cls(backward, saved, bytes_of(draft.buffers, lengths), 0)
-        return cls(backward, saved, own.size, max(own._peak(()), 1))
+        return replace(own, whole=max(own._peak(()), 1))
 
     def _peak(self, cuts: tuple[int, ...]) -> int:
-        leaving = frozenset(result.buffer for result in self.backward.results)
-        outside = frozenset(argument.buffer for argument in self.backward.arguments)
-        calls = stretches(self.backward.steps, cuts, leaving, outside)
-        return peak(calls, self.saved, leaving, self.size)
+        return max(self._call(*ends) for ends in pairwise((0, *cuts, len(self.backward.steps))))
+
+    def _call(self, begin: int, end: int) -> int:
+        """The peak of an op of the steps from one to before another."""
+        if (begin, end) not in self.calls:
+            steps = self.backward.steps
+            leaving = frozenset(result.buffer for result in self.backward.results)
+            outside = frozenset(argument.buffer for argument in self.backward.arguments)
+            cuts = {begin, end} - {0, len(steps)}
+            calls = stretches(steps, cuts, leaving, outside)
+            found = peaks(calls, self.saved, leaving, self.size)
+            self.calls[begin, end] = next(islice(found, int(begin > 0), None))
+        return self.calls[begin, end]
 
     def share(self, cuts: tuple[int, ...]) -> float:
         """The peak of several ops over that of one."""

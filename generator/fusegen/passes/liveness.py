@@ -83,7 +83,8 @@ def forward_conditions(
 ) -> tuple[Step, ...]:
     """Forward steps whose results for the backward are written only under their flags.
 
-    A step with one result runs for it alone; nothing is written for the sake of statistics.
+    A step whose results have the same flags runs for these alone; nothing is written for the sake
+    of statistics.
 
     Args:
         steps: of the forward.
@@ -97,8 +98,10 @@ def forward_conditions(
         if observes(step):
             return replace(step, when=asked.get(step.copies[0].data, ()))
         own = tuple(r for r in kept if r.buffer in step.writes and r.buffer not in read)
+        if len({result.when for result in own}) == 1 and len(own) == len(step.writes):
+            return replace(step, when=own[0].when)
         if len(step.writes) > 1:
             return replace(step, output_when=(*step.output_when, *own))
-        return replace(step, when=own[0].when) if own else step
+        return step
 
     return tuple(conditioned(step) for step in steps)

@@ -12,6 +12,7 @@ from ..math import Derivations
 from ..options.amax_reduction import REDUCED_AMAX
 from ..options.backward_calls import BACKWARD_CALLS, ONE_CALL
 from ..options.backward_precision import BackwardPrecision
+from ..options.cached_input import CACHE_QUANTIZED
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
 from ..options.glu_interleave import INTERLEAVED
@@ -24,6 +25,7 @@ from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, options_of, refusal
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
+from .cached_input import cache_inputs
 from .chunk import run_in_chunks, sum_chunks
 from .contract import Context, Observer, Pass
 from .conversions import conversions
@@ -297,6 +299,14 @@ PASSES: tuple[Pass, ...] = (
         _recompute,
         needs=_of(Property.MATH),
         before=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "cached_input",
+        "What activations read of a GEMM's result is saved as a quantised copy.",
+        lambda draft, _: cache_inputs(draft),
+        needs=_of(Property.MATH),
+        before=_of(Property.QUANTIZED),
+        options=(CACHE_QUANTIZED,),
     ),
     Pass(
         "parameter_per_group",

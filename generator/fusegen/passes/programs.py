@@ -69,15 +69,15 @@ def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
 
 
 def _weight_beside(draft: Draft, step: Step) -> str:
-    """The weight that a copy of a step is of, or whose original is multiplied by it forward."""
+    """The weight that a copy of a step is of, or by which a GEMM multiplies or gives its original."""
     read = {copy.original for copy in step.copies}
     forward = (copy for each in draft.forward if is_gemm(each) for copy in _beside(each, read))
     return next(c.original for c in (*step.copies, *forward) if c.role is Role.WEIGHT)
 
 
 def _beside(gemm: Step, originals: set[str]) -> tuple[Copy, ...]:
-    """The copies of a GEMM that reads one of these tensors."""
-    own = {copy.original for copy in gemm.copies}
+    """The copies of a GEMM that reads or gives one of these tensors."""
+    own = {*gemm.writes, *(copy.original for copy in gemm.copies)}
     return gemm.copies if own & originals else ()
 
 

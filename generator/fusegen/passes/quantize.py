@@ -130,8 +130,8 @@ class _Copies:
         first = [each for step in draft.forward for each in self._with_copies(draft, step, none)]
         second = [each for step in draft.backward for each in self._with_copies(draft, step, again)]
         done: set[_Tensor] = set()
-        forward = tuple(self._with_steps(draft, first, none, done))
-        backward = tuple(self._with_steps(draft, second, again, done))
+        forward = tuple(self._with_steps(draft, first, none, done, _read(second, again)))
+        backward = tuple(self._with_steps(draft, second, again, done, {}))
         return replace(
             draft.with_buffers(self.buffers),
             forward=(*self.used, *forward),
@@ -221,9 +221,25 @@ class _Copies:
         return known[orientation]
 
     def _with_steps(
-        self, draft: Draft, program: list[Step], again: frozenset[str], done: set[_Tensor]
+        self,
+        draft: Draft,
+        program: list[Step],
+        again: frozenset[str],
+        done: set[_Tensor],
+        later: dict[_Tensor, str],
     ) -> Iterable[Step]:
+        """The steps, and before the first that reads a tensor's copies the one that makes them.
+
+        Args:
+            draft: the module.
+            program: its steps.
+            again: tensors that the backward makes again.
+            done: tensors whose copies are made; grows.
+            later: tensors whose copies a later program reads, and the op that does.  Those that
+                this one writes and reads no copies of are quantised behind their step.
+        """
         there: set[str] = set()
+        own = {(copy.original, copy.role) for step in program for copy in step.copies}
         for step in program:
             for copy in step.copies:
                 key = _Tensor(copy.original, copy.role, copy.original in again)
@@ -235,6 +251,10 @@ class _Copies:
                 if not (decodes(each) and there.issuperset(each.writes)):  # another GEMM's
                     there.update(each.writes)
                     yield each
+            for key, item in later.items():
+                if key.name in step.writes and (key.name, key.role) not in own:
+                    done.add(key)
+                    yield self._step(draft, key, item)
 
     def _emulated(self, draft: Draft, step: Step) -> Iterable[Step]:
         """The step; where only decoded operands can be multiplied, after the steps that decode."""
@@ -315,6 +335,16 @@ class _Copies:
             self.buffers[buffer.name] = buffer
             self.states[buffer.name] = State(buffer.name, path, fill)
         return tuple(Operand(slot, buffer.name) for slot, _, buffer, _ in kept)
+
+
+def _read(backward: list[Step], again: frozenset[str]) -> dict[_Tensor, str]:
+    """Tensors of the forward whose copies a backward reads, and the op that does."""
+    return {
+        _Tensor(copy.original, copy.role, again=False): step.item
+        for step in backward
+        for copy in step.copies
+        if copy.original not in again
+    }
 
 
 def _weights(draft: Draft, recipe: RecipeSpec) -> frozenset[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+from ..ir.dtypes import bits
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
 from ..ir.quantization import AmaxSource, Role
@@ -40,6 +42,11 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         grouped_weights=any(map(_reads_weights_of_groups, gemms)),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
+        activated_gemms=any(
+            ops[before.op] in gemms and _is_activation(ops[item.op])
+            for before, item in pairwise(chain_of(module))
+            if before.op in ops and item.op in ops
+        ),
         inner_activations=any(
             recomputes(ops[item.op]) and not item.recompute
             for item in chain_of(module)[:-1]
@@ -56,6 +63,7 @@ def recipe_facts(recipe: RecipeSpec) -> RecipeFacts:
         quantizes=bool(recipe.roles),
         weights=Role.WEIGHT in recipe.roles,
         history=any(q.scale.source is AmaxSource.HISTORY for q in recipe.roles.values()),
+        input_bits=bits(recipe.roles[Role.INPUT].format) if Role.INPUT in recipe.roles else 0,
     )
 
 
@@ -158,6 +166,15 @@ def _is_gemm(step: StepSpec) -> bool:
 
 def _quantizes(op: OpSpec) -> bool:
     return any(Trait.QUANTIZES in definition(step.primitive).traits for step in op.forward)
+
+
+def _is_activation(op: OpSpec) -> bool:
+    """Whether it is an expression, other than a sum or a product, of one tensor and of numbers for
+    its rows.
+    """
+    whole = [tensor for tensor in op.inputs.values() if tensor.broadcast is None]
+    calls = any("(" in text for text in op.pointwise.values())
+    return calls and len(whole) == 1 and not op.parameters
 
 
 def recomputes(op: OpSpec) -> bool:

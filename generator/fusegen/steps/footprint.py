@@ -211,7 +211,16 @@ def stretches(
 def peak(
     calls: Sequence[Stretch], kept: frozenset[str], leaving: frozenset[str], size: Mapping[str, int]
 ) -> int:
-    """Bytes at the worst moment of a direction, over all of its calls.
+    """Bytes at the worst moment of a direction, over all of its calls."""
+    return max(peaks(calls, kept, leaving, size), default=0)
+
+
+def peaks(
+    calls: Sequence[Stretch], kept: frozenset[str], leaving: frozenset[str], size: Mapping[str, int]
+) -> Iterator[int]:
+    """Bytes at the worst moment of each call of a direction.
+
+    That of a call follows from where it begins and ends, wherever else the direction is cut.
 
     Args:
         calls: of the direction.
@@ -219,12 +228,11 @@ def peak(
         leaving: results of the direction.
         size: bytes of buffers.
     """
-    worst, there = 0, set(kept)
+    there = set(kept)
     for index, call in enumerate(calls):
-        worst = max(worst, sum(size[name] for name in there) + _inside(call, size))
+        yield sum(size[name] for name in there) + _inside(call, size)
         later = {name for each in calls[index + 1 :] for s in each.steps for name in s.reads}
         there = {name for name in there | call.results if name in later or name in leaving}
-    return worst
 
 
 def _inside(call: Stretch, size: Mapping[str, int]) -> int:
