@@ -10,12 +10,12 @@ from pathlib import Path
 from fusegen.checks.load import load
 from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell
-from fusegen.ir.quantization import Role
 from fusegen.ir.shapes import evaluate
 from fusegen.options.backward_calls import ONE_CALL
 from fusegen.passes.pipeline import PASSES, resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
+from fusegen.spec.offers import refusal
 from fusegen.steps.footprint import backward_peak, for_each_parameter, for_each_token, held
 
 PAGE = Path(__file__).parent / "architecture.md"
@@ -161,7 +161,10 @@ def additions() -> Iterator[str]:
 
 LAYER = {"T": 65536, "E": 32, "H": 7168, "F": 2048}
 """Of the experts that DeepSeek-V3 has on a rank, `dsv3` of `benchmarks/shapes.py`."""
-CHOICES = ((), ("held_weights",), ("recompute_activations",))
+CHOICES = (
+    *((), ("held_weights",), ("recompute_activations",), ("cache_quantized_input",)),
+    ("cache_quantized_input", "recompute_activations"),
+)
 
 
 def memory() -> Iterator[str]:
@@ -174,9 +177,8 @@ def memory() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for recipe, spec in specs.recipes.items():
         for words in CHOICES:
-            if words == ("held_weights",) and Role.WEIGHT not in spec.roles:
-                continue
-            yield _memory_row(specs, Cell("grouped_mlp", recipe, words))
+            if refusal(words, specs.modules["grouped_mlp"], spec, specs.ops) is None:
+                yield _memory_row(specs, Cell("grouped_mlp", recipe, words))
 
 
 def _memory_row(specs: SpecSet, cell: Cell) -> str:
