@@ -57,7 +57,13 @@ TIERS = (FAST, OPTIONS, KERNELS, GPU)
 ALL = (FAST, OPTIONS, KERNELS)
 """What CI runs."""
 
-SLOW_PLACES = ("tests/errors", "tests/golden", "tests/promises", "tests/unit", "generated/cpu/tests")
+SLOW_PLACES = (
+    "tests/errors",
+    "tests/golden",
+    "tests/promises",
+    "tests/unit",
+    "generated/cpu/tests",
+)
 """Places of the fast tier some of whose tests are in the tier of options instead."""
 
 LONGEST = (

@@ -89,7 +89,9 @@ def layer(bundle: str, name: str, recipe: str, *options: str) -> nn.Module:
     (found,) = (
         each
         for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, nn.Module) and each.__module__ == module.__name__
+        if isinstance(each, type)
+        and issubclass(each, nn.Module)
+        and each.__module__ == module.__name__
     )
     sizes: dict[str, Any] = {
         "grouped_mlp": {"num_groups": 4, "hidden": 64, "intermediate": 96},

@@ -69,7 +69,7 @@ def bind_lengths(draft: Draft, saved: tuple[Result, ...], delayed: tuple[Step, .
 
 
 def _weight_beside(draft: Draft, step: Step) -> str:
-    """The weight that a copy of a step is of, or by which a GEMM multiplies or gives its original."""
+    """The weight that a copy is of, or by which a GEMM multiplies or gives the copy's original."""
     read = {copy.original for copy in step.copies}
     forward = (copy for each in draft.forward if is_gemm(each) for copy in _beside(each, read))
     return next(c.original for c in (*step.copies, *forward) if c.role is Role.WEIGHT)
