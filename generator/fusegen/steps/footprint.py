@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ..ir.buffers import Buffer, size_in_bytes
 from ..ir.dtypes import bits
@@ -244,11 +244,9 @@ def _inside(call: Stretch, size: Mapping[str, int]) -> int:
             first.setdefault(name, index)
             last[name] = index
     made = {name for step in call.steps for name in step.writes if name not in step.mutates}
-    given = sum(size[name] for name in call.results)
-    inside = made - call.results
-    more = 0
-    for index in range(len(call.steps)):
-        living = sum(size[n] for n in inside if first[n] <= index <= last[n])
-        free = sum(size[n] for n in call.results if first[n] > index)
-        more = max(more, living - free)
-    return given + more
+    change = [0] * (len(call.steps) + 1)
+    for name in made:
+        change[first[name]] += size[name]
+        if name not in call.results:
+            change[last[name] + 1] -= size[name]
+    return max(accumulate(change))
