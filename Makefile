@@ -13,7 +13,7 @@ TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml)
 BUNDLES := $(filter-out $(dir $(wildcard generated/*/manifest.json)),$(wildcard generated/*/))
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-options test-kernels test-all compile-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -50,7 +50,7 @@ lint-matrix: $(VENV)/test.stamp
 
 # Tiers of tests: tests/tiers.py says which test is in which.
 # Tests run side by side; threads of PyTorch's own would only wait for each other.
-test-fast test-options test-kernels: test-%: $(VENV)/test.stamp
+test-fast test-options test-kernels test-exhaustive: test-%: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tier $* -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 --junitxml=$(REPORTS)/$*.xml --record $(REPORTS)/$*.txt
 
 # Everything that needs no GPU, the fast tests first, and that every test ran in one tier.

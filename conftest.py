@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from tiers import LONGEST, OPTIONS, TIERS, Tier, cell_of, chosen, may_hold, sample, tier_of
+from tiers import (
+    EXHAUSTIVE,
+    KERNELS,
+    LONGEST,
+    OPTIONS,
+    TIERS,
+    Tier,
+    cell_of,
+    chosen,
+    may_hold,
+    sample,
+    spread,
+    tier_of,
+)
 from twins import twins
 
 ROOT = Path(__file__).parent
@@ -73,11 +88,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not tiers:
         return
     kept, left = [], []
-    for item in items:
-        wanted = tier_of_item(item) in tiers and not is_spared(item.path)
+    for item, tier in with_tiers(items):
+        wanted = tier in tiers and not is_spared(item.path)
         (kept if wanted else left).append(item)
     items[:] = sorted(kept, key=lambda item: not is_long(item.path))
     config.hook.pytest_deselected(items=left)
+
+
+def with_tiers(items: Iterable[pytest.Item]) -> Iterator[tuple[pytest.Item, Tier]]:
+    """Each test and its tier; of many parameters of a slow one a sample is in that of its place."""
+    found = [(item, tier_of_item(item)) for item in items]
+    tests: dict[str, list[str]] = defaultdict(list)
+    for item, tier in found:
+        if tier in (OPTIONS, KERNELS) and not item.path.is_relative_to(ROOT / "generated"):
+            tests[item.nodeid.partition("[")[0]].append(item.nodeid)
+    left = {each for ids in tests.values() for each in {*ids} - spread(ids)}
+    for item, tier in found:
+        yield item, EXHAUSTIVE if item.nodeid in left else tier
 
 
 def tier_of_item(item: pytest.Item) -> Tier:

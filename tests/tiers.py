@@ -7,6 +7,7 @@ which test of all ran in no tier, or in two.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -53,10 +54,6 @@ FAST = Tier(
 OPTIONS = Tier("options", ("tests/generated", "tests/walkthroughs", BUNDLE_TESTS))
 KERNELS = Tier("kernels", ("tests/compile",))
 GPU = Tier("gpu", ("tests/gpu",))
-TIERS = (FAST, OPTIONS, KERNELS, GPU)
-ALL = (FAST, OPTIONS, KERNELS)
-"""What CI runs."""
-
 SLOW_PLACES = (
     "tests/errors",
     "tests/golden",
@@ -65,6 +62,16 @@ SLOW_PLACES = (
     "generated/cpu/tests",
 )
 """Places of the fast tier some of whose tests are in the tier of options instead."""
+
+EXHAUSTIVE = Tier("exhaustive", (*SLOW_PLACES[:-1], "tests/generated", "tests/compile"))
+"""Parameters of tests beside a sample of them."""
+
+TIERS = (FAST, OPTIONS, KERNELS, GPU, EXHAUSTIVE)
+ALL = (FAST, OPTIONS, KERNELS)
+"""What CI runs."""
+
+MOST = 8
+"""Parameters of one slow test that CI runs."""
 
 LONGEST = (
     "tests/golden/test_golden.py",
@@ -107,9 +114,15 @@ def tier_of(path: str, function: str, markers: Collection[str], sampled: bool) -
     return OPTIONS
 
 
+def spread(tests: Collection[str], most: int = MOST) -> set[str]:
+    """The ids of one test's parameters that stand for the others: as good as any, and the same ones
+    as long as they are there."""
+    return {*sorted(tests, key=lambda each: hashlib.sha256(each.encode()).digest())[:most]}
+
+
 def may_hold(tiers: Collection[Tier], path: str) -> bool:
     """Whether a file or a folder has, or leads to, tests of these tiers."""
-    slow = SLOW_PLACES if OPTIONS in tiers else ()
+    slow = SLOW_PLACES if OPTIONS in tiers or EXHAUSTIVE in tiers else ()
     if tier_at(path) in tiers or any(f"{path}/".startswith(f"{place}/") for place in slow):
         return True
     depth = len(PurePosixPath(path).parts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tiers import first_with_each_option
 from unit.gpu_files import load
@@ -62,6 +64,19 @@ def load_bundle(name: str, folder: Path) -> str:
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
     return name
+
+
+def class_of(bundle: str, cell: str) -> Any:
+    """The module class of a cell of an imported bundle."""
+    module = importlib.import_module(f"{bundle}.{cell}")
+    (found,) = (
+        each
+        for each in vars(module).values()
+        if isinstance(each, type)
+        and each.__module__ == module.__name__
+        and hasattr(each, "describe")
+    )
+    return found
 
 
 def run_generated_tests(bundle: Path, *chosen: str) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusegen.ir.naming import Cell
 from fusegen.options.cached_input import CACHE_QUANTIZED
 
-from .loading import load_cells, run_generated_tests, write_cells
+from .loading import class_of, load_cells, run_generated_tests, write_cells
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -85,20 +85,12 @@ def test_gradients_are_those_of_what_the_codes_stand_for(bundle: str, recipe: st
 
 
 def layer(bundle: str, name: str, recipe: str, *options: str) -> nn.Module:
-    module = cell(bundle, str(Cell(name, recipe, options)))
-    (found,) = (
-        each
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, nn.Module)
-        and each.__module__ == module.__name__
-    )
     sizes: dict[str, Any] = {
         "grouped_mlp": {"num_groups": 4, "hidden": 64, "intermediate": 96},
         "moe_layer": {"num_experts": 4, "hidden": 64, "intermediate": 96},
         "norm_mlp_swiglu": {"hidden": 64, "intermediate": 96},
     }[name]
-    made = found(**sizes)
+    made: nn.Module = class_of(bundle, str(Cell(name, recipe, options)))(**sizes)
     for index, parameter in enumerate(made.parameters()):
         with torch.no_grad():
             std = parameter.shape[-1] ** -0.5
@@ -148,6 +140,6 @@ def test_layers_hold_less_and_gradients_are_close(bundle: str, name: str, recipe
     for leaf, gradient in plain.items():
         assert gradient is not None and gradient.norm() > 0
         difference = ((cached[leaf] - gradient).norm() / gradient.norm()).item()
-        assert difference < 0.06, leaf
+        assert difference < 0.08, leaf  # a rounding of h, and those of dh that come out otherwise
         behind = "fc2" in leaf and name != "moe_layer"
         assert (difference == 0) is behind, leaf  # whose operands are saved in any case

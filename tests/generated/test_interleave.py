@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import pytest
@@ -52,7 +53,10 @@ def _layer(bundle: str, module: str, recipe: str, *options: str) -> Any:
     torch.manual_seed(0)
     spec = SPECS.modules[module]
     made = _named(bundle, spec.class_, module, recipe, *options)
-    return made(**{spec.dims[s]: SIZES[s] for s in spec.dims if s in SIZES}, bias=True)
+    sizes = {**SIZES, "E": 16} if "router" in spec.ops else SIZES  # each token has 8
+    known = inspect.signature(made).parameters
+    named = {name: sizes[s] for s, name in spec.dims.items() if s in sizes and name in known}
+    return made(**named, bias=True)
 
 
 def interleave(x: Tensor, dim: int) -> Tensor:
@@ -89,13 +93,24 @@ def test_activations(bundle: str, module: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(rest, others, strict=True))
 
 
+def _further(module: str) -> tuple[Tensor, ...]:
+    """What a chain takes beside x: of experts how many rows each has, or which a token chose."""
+    inputs = SPECS.modules[module].inputs
+    if "split_sizes" in inputs:
+        return SPLITS, torch.rand(64)
+    if "ids" in inputs:
+        ids = torch.rand(64, SIZES["E"]).argsort(-1)[:, :2].int()
+        return torch.rand(64, 2), ids, ids.flatten().bincount(minlength=SIZES["E"])
+    return ()
+
+
 @pytest.mark.parametrize("recipe", SPECS.recipes)
 @pytest.mark.parametrize("module", CHAINS)
 def test_chains(bundle: str, module: str, recipe: str) -> None:
     """Rows of the first weight and its bias change places: the same, up to the order of sums."""
     chain = SPECS.modules[module].chain
     first = next(item.as_ for item in chain if "linear" in item.op)
-    further = (SPLITS, torch.rand(64)) if "E" in SPECS.modules[module].dims else ()
+    further = _further(module)
     x = _normal(64, 64, seed=1)
     found = []
     for options, place in (((), lambda t, _: t), ((INTERLEAVED,), interleave)):
@@ -105,7 +120,8 @@ def test_chains(bundle: str, module: str, recipe: str) -> None:
             for parameter, dim in ((linear.weight, -2), (linear.bias, -1)):
                 value = _normal(*parameter.shape, seed=2 - dim).detach()
                 parameter.copy_(place(value, dim))
-        y = layer(x, *further)
+        result = layer(x, *further)
+        y = result[0] if isinstance(result, tuple) else result
         others = [p for p in layer.parameters() if p is not linear.weight and p is not linear.bias]
         dy = _normal(*y.shape, seed=9).detach()
         grads = torch.autograd.grad(y, [linear.weight, linear.bias, *others, x], dy)

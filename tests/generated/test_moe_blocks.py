@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fusegen.ir.naming import Cell
 
-from .loading import load_cells
+from .loading import class_of, load_cells
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -155,19 +154,6 @@ class Layer(nn.Module):
         probs, _, _, ids, counts = self.router(x, self.bias_of_choice)
         y: Tensor = self.experts(x, probs, ids, counts)
         return y if self.shared is None else y + self.shared(x)
-
-
-def class_of(bundle: str, cell: str) -> Any:
-    module: ModuleType = importlib.import_module(f"{bundle}.{cell}")
-    (found,) = (
-        each
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, nn.Module)
-        and each.__module__ == module.__name__
-        and hasattr(each, "describe")
-    )
-    return found
 
 
 def renamed(theirs: Any, block: Block, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -55,7 +55,17 @@ def test_tiers(
 
 def test_a_slow_test_is_where_the_other_tier_looks() -> None:
     with pytest.raises(ValueError, match="test_it is slow; add its folder to SLOW_PLACES"):
-        tiers.tier_of("tests/errors/test_a.py", "test_it", ("slow",), False)
+        tiers.tier_of("tests/numerics/test_a.py", "test_it", ("slow",), False)
+
+
+def test_of_many_parameters_ci_runs_some_and_no_other_ones_when_more_come() -> None:
+    few = [f"test_it[{number}]" for number in range(tiers.MOST)]
+    many = [*few, *(f"test_it[{number}]" for number in range(100, 300))]
+    assert tiers.spread(few) == {*few}
+    chosen = tiers.spread(many)
+    assert len(chosen) == tiers.MOST and chosen <= {*many}
+    assert tiers.spread(reversed(many)) == chosen
+    assert len(tiers.spread([*many, "test_it[another]"]) - chosen) <= 1
 
 
 def test_a_sample_has_every_module_format_and_option() -> None:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d1aee4e146dc1dd4
+# checksum sha256:420eab9e7005da6a
 """Tests of grouped_mlp__fp8_rowwise, printed from its plan."""
 
 from __future__ import annotations
@@ -221,15 +221,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_rowwise_forward",
-            "grouped_mlp__fp8_rowwise_backward_1",
-            "grouped_mlp__fp8_rowwise_backward_2",
-            "grouped_mlp__fp8_rowwise_backward_3",
-            "grouped_mlp__fp8_rowwise_backward_4",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_rowwise_forward",
+        "grouped_mlp__fp8_rowwise_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e297b52f24466331
+# checksum sha256:346a79d0ea2bcabd
 """Tests of grouped_mlp__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -222,13 +222,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__nvfp4_forward",
-            "grouped_mlp__nvfp4_backward_1",
-            "grouped_mlp__nvfp4_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__nvfp4_forward",
+        "grouped_mlp__nvfp4_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

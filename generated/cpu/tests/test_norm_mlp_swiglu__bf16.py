@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:3ac02a0ed272785a
+# checksum sha256:09969f8caa4d03ce
 """Tests of norm_mlp_swiglu__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -181,14 +181,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "norm_mlp_swiglu__bf16_forward",
-            "norm_mlp_swiglu__bf16_backward_1",
-            "norm_mlp_swiglu__bf16_backward_2",
-            "norm_mlp_swiglu__bf16_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "norm_mlp_swiglu__bf16_forward",
+        "norm_mlp_swiglu__bf16_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:3c6c5cd6fdf45109
+# checksum sha256:4b27ad1360ca5de6
 """Tests of norm_mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -192,14 +192,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "norm_mlp_swiglu__fp8_delayed_forward",
-            "norm_mlp_swiglu__fp8_delayed_backward_1",
-            "norm_mlp_swiglu__fp8_delayed_backward_2",
-            "norm_mlp_swiglu__fp8_delayed_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "norm_mlp_swiglu__fp8_delayed_forward",
+        "norm_mlp_swiglu__fp8_delayed_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:da2f8c3560959e3c
+# checksum sha256:b1237ff732e9c624
 """Tests of grouped_mlp__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -233,13 +233,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_block__add_to_main_grad_forward",
-            "grouped_mlp__fp8_block__add_to_main_grad_backward_1",
-            "grouped_mlp__fp8_block__add_to_main_grad_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_block__add_to_main_grad_forward",
+        "grouped_mlp__fp8_block__add_to_main_grad_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

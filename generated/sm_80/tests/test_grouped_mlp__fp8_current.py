@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:94080d30d39d7ce5
+# checksum sha256:245d4648b869ea4d
 """Tests of grouped_mlp__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -221,14 +221,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_current_forward",
-            "grouped_mlp__fp8_current_backward_1",
-            "grouped_mlp__fp8_current_backward_2",
-            "grouped_mlp__fp8_current_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_current_forward",
+        "grouped_mlp__fp8_current_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

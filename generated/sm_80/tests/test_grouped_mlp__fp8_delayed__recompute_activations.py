@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:8d2dacf075311e48
+# checksum sha256:48311fd8a7ff2913
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -242,14 +242,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_delayed__recompute_activations_forward",
-            "grouped_mlp__fp8_delayed__recompute_activations_backward_1",
-            "grouped_mlp__fp8_delayed__recompute_activations_backward_2",
-            "grouped_mlp__fp8_delayed__recompute_activations_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_delayed__recompute_activations_forward",
+        "grouped_mlp__fp8_delayed__recompute_activations_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

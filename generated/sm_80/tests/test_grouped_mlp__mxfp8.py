@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:de04521bbdf2aa2a
+# checksum sha256:703280a8a65d8cc8
 """Tests of grouped_mlp__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -222,14 +222,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__mxfp8_forward",
-            "grouped_mlp__mxfp8_backward_1",
-            "grouped_mlp__mxfp8_backward_2",
-            "grouped_mlp__mxfp8_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__mxfp8_forward",
+        "grouped_mlp__mxfp8_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

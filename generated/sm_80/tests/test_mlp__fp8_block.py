@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:efe845bf0e8e317a
+# checksum sha256:6f861c88c46c8cfe
 """Tests of mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -167,13 +167,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "mlp__fp8_block_forward",
-            "mlp__fp8_block_backward_1",
-            "mlp__fp8_block_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "mlp__fp8_block_forward",
+        "mlp__fp8_block_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:6842170c4638adc7
+# checksum sha256:ae253ce3075c7d9f
 """Tests of mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -186,13 +186,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "mlp__fp8_delayed_forward",
-            "mlp__fp8_delayed_backward_1",
-            "mlp__fp8_delayed_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "mlp__fp8_delayed_forward",
+        "mlp__fp8_delayed_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:de144a9413c71704
+# checksum sha256:f3ba5ddc8d4ea9a1
 """Tests of mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -186,14 +186,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "mlp_swiglu__fp8_delayed_forward",
-            "mlp_swiglu__fp8_delayed_backward_1",
-            "mlp_swiglu__fp8_delayed_backward_2",
-            "mlp_swiglu__fp8_delayed_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "mlp_swiglu__fp8_delayed_forward",
+        "mlp_swiglu__fp8_delayed_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:cdaf7017766d45ad
+# checksum sha256:8e0aa4bb60356932
 """Tests of moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -194,13 +194,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "moe_layer__bf16_forward",
-            "moe_layer__bf16_backward_1",
-            "moe_layer__bf16_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "moe_layer__bf16_forward",
+        "moe_layer__bf16_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

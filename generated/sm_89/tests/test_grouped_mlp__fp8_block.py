@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:42bffa43bccae8e1
+# checksum sha256:e918910120e73c7e
 """Tests of grouped_mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -222,15 +222,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_block_forward",
-            "grouped_mlp__fp8_block_backward_1",
-            "grouped_mlp__fp8_block_backward_2",
-            "grouped_mlp__fp8_block_backward_3",
-            "grouped_mlp__fp8_block_backward_4",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_block_forward",
+        "grouped_mlp__fp8_block_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

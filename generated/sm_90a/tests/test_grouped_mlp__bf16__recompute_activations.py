@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:6f742b3b954f5c06
+# checksum sha256:7a5bad42f19a0b90
 """Tests of grouped_mlp__bf16__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -231,13 +231,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__bf16__recompute_activations_forward",
-            "grouped_mlp__bf16__recompute_activations_backward_1",
-            "grouped_mlp__bf16__recompute_activations_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__bf16__recompute_activations_forward",
+        "grouped_mlp__bf16__recompute_activations_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

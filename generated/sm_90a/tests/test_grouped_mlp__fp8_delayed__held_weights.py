@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:9eb935e1487d5024
+# checksum sha256:7071e9d14fc8f72d
 """Tests of grouped_mlp__fp8_delayed__held_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -241,13 +241,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "grouped_mlp__fp8_delayed__held_weights_forward",
-            "grouped_mlp__fp8_delayed__held_weights_backward_1",
-            "grouped_mlp__fp8_delayed__held_weights_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "grouped_mlp__fp8_delayed__held_weights_forward",
+        "grouped_mlp__fp8_delayed__held_weights_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

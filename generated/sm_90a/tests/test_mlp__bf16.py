@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:7fdb13df62febe1e
+# checksum sha256:1c440611725c5419
 """Tests of mlp__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -176,14 +176,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "mlp__bf16_forward",
-            "mlp__bf16_backward_1",
-            "mlp__bf16_backward_2",
-            "mlp__bf16_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "mlp__bf16_forward",
+        "mlp__bf16_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

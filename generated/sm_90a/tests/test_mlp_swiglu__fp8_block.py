@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:6542fb4cc87e9280
+# checksum sha256:c332000719368c82
 """Tests of mlp_swiglu__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -167,14 +167,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "mlp_swiglu__fp8_block_forward",
-            "mlp_swiglu__fp8_block_backward_1",
-            "mlp_swiglu__fp8_block_backward_2",
-            "mlp_swiglu__fp8_block_backward_3",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "mlp_swiglu__fp8_block_forward",
+        "mlp_swiglu__fp8_block_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

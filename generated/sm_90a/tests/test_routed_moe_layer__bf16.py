@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:22dbad000b48690a
+# checksum sha256:d0c4c43090d1b077
 """Tests of routed_moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -213,13 +213,11 @@ def test_opcheck(device: str) -> None:
     dy = make_dy(tensors)
     with Calls() as mode:
         run(tensors, dy)
-    assert sorted(mode.calls) == sorted(
-        (
-            "routed_moe_layer__bf16_forward",
-            "routed_moe_layer__bf16_backward_1",
-            "routed_moe_layer__bf16_backward_2",
-        )
-    )
+    # Another device may cut a backward elsewhere, where a bundle has several.
+    assert {name.rstrip("0123456789") for name in mode.calls} == {
+        "routed_moe_layer__bf16_forward",
+        "routed_moe_layer__bf16_backward_",
+    }
     for name, arguments in mode.calls.items():
         support.opcheck(name, arguments)
 

@@ -196,10 +196,13 @@ class ModulePlan:
         return tuple(each.whole(self._entering(each), self.leaving) for each in self.directions)
 
     def _entering(self, direction: Direction) -> tuple[str, ...]:
-        """Arguments of a direction as autograd gives them; those of one op are in their order."""
-        if direction.name != "backward":
-            return self.arguments
-        return (*map(gradient, self.outputs), *(result.buffer for result in self.saved))
+        """Arguments of a direction as its caller or autograd gives them; others have their ops'."""
+        saved = (result.buffer for result in self.saved)
+        entering = {
+            "forward": self.arguments,
+            "backward": (*map(gradient, self.outputs), *saved),
+        }
+        return entering.get(direction.name, ())
 
     def whole(self, direction: Direction) -> Program:
         """One of its directions as a whole."""

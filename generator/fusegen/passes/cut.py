@@ -1,7 +1,8 @@
 """Cut programs into segments: ops, and between them the collectives that no op runs.
 
 A backward is also cut where memory can go (``freeing.py``): autograd's context lets go of what was
-saved, so that what an op was the last to read is free before the next one allocates.
+saved, so that what an op was the last to read is free before the next one allocates.  No op takes
+more tensors for that than one may have, or than the backward has as one.
 
 A collective stands before the first step that reads what it gives.  Each op is a program of its
 own: what crosses from one to another is a result of the one and an argument of the other, and what
@@ -29,6 +30,7 @@ from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from .draft import Draft, NotPossible
 from .freeing import where_memory_goes
+from .join_saved import MOST
 from .programs import Dims, bind_dimensions, program, symbols_used
 
 When = tuple[str, ...]
@@ -52,11 +54,14 @@ def cut(draft: Draft, dims: Dims, *, freeing: bool) -> Draft:
 def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direction:
     collectives = [each for each in draft.collectives if each.direction == whole.name]
     making = _Cut(draft, whole, dims)
+    most = max(MOST, len(whole.arguments))
     if collectives:
         return Direction(whole.name, tuple(making.segments(collectives, ())))
     for places in where_memory_goes(draft, whole) if freeing else ():
         with suppress(NotPossible):  # an op of those is told too little
-            return Direction(whole.name, tuple(making.segments([], places)))
+            found = Direction(whole.name, tuple(making.segments([], places)))
+            if all(len(op.arguments) <= most for op in found.programs):
+                return found
     return Direction(whole.name, (whole,))
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from string import digits
 
 from ...ir import dtypes
 from ...ir.buffers import Buffer, Parameter, State, StateFill
@@ -15,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand, Step
-from ...steps import definition, is_gemm, observes, sums_rows
+from ...steps import decodes, definition, is_gemm, observes, sums_rows
 from ..python.cell import WidenedText, widened_texts
 from ..python.flops import step_flops
 from ..python.main_grads import adds
@@ -30,6 +31,8 @@ _ERRORS_OF_EXPERTS = 5
 # Of normal values with a relative error e, 0.32 e change their sign. Where a gradient jumps there,
 # the square of its error is twice that, as half of it is 0; times the margin of tolerances, 2.6.
 _ERRORS_OF_FLIPS = 1.7
+# A rounding to 3 bits of mantissa is one; twice, for of few tokens a row's sum may nearly cancel.
+_ERRORS_OF_COPIES = 2.0
 _VALUES = ("a", "b", "grad", "add", "scales", "add_scales")
 
 
@@ -305,9 +308,11 @@ def _copied_parameters(plan: ModulePlan) -> str:
 
 
 def _ops(plan: ModulePlan) -> str:
-    """Ops of a training step by name, of which delayed gradients of weights are a part."""
+    """Names, without numbers, of the ops of a training step, delayed gradients among them."""
     directions = (each for each in plan.directions if each.name != "refresh")
-    return _tuple([op_name(plan, program) for each in directions for program in each.programs])
+    names = (op_name(plan, program) for each in directions for program in each.programs)
+    stems = dict.fromkeys(f'"{name.rstrip(digits)}"' for name in names)
+    return f"{{{', '.join(stems)}}}"
 
 
 def _main_grad_dtype(plan: ModulePlan) -> str:
@@ -385,17 +390,19 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
 
     A GEMM, a sum, an expression, or what computes each row by itself adds one, and passes on those
     of its operands: an expression by the square of each symbol's degree.  Copies pass on what they
-    are made from.
+    are made from, and their own to an expression; that of a GEMM's operands is among its own.
     """
     counts: dict[str, float] = {}
+    steps = [step for program in plan.programs for step in program.unmerged.steps]
+    decoded = {name for step in steps if decodes(step) for name in step.writes}
     one = plan.tolerance.end_to_end / math.sqrt(_ERRORS_OF_EXPERTS)
 
     def passed(operand: PointwiseOperand) -> float:
-        count = counts.get(operand.buffer, 0.0)
+        count = counts.get(operand.buffer, 0.0) + _ERRORS_OF_COPIES * (operand.buffer in decoded)
         flips = _ERRORS_OF_FLIPS / one * math.sqrt(count) if operand.jumps else 0.0
         return count * operand.degree**2 + flips
 
-    for step in (step for program in plan.programs for step in program.unmerged.steps):
+    for step in steps:
         if step.pointwise:
             found = 1.0 + sum(map(passed, step.pointwise.operands))
         else:
