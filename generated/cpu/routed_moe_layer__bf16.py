@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1769aa3b77189f2c
+# checksum sha256:3a79bc2b20153d28
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "a630a9685d3ff1d4b35880fc6611cbd8bd4d3e5f544ed34ac0cba03841a19bc4"
+DIGEST = "71d46e0309fde36d5f5349885eca6e5b6b5fb2b4dfd592a5c745cae7bf5cc346"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

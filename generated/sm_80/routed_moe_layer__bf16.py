@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4839132ecfe4fa0e
+# checksum sha256:3e6ca6d0a2ba039c
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "f89bb83be54434659cc8f7ec97cb3269a95eca99bb6f4a0abcc653ead1651a29"
+DIGEST = "c9febe1bed744fcea48e6e71813d1c374cf5abb0574494fff37f938134b4139f"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:f44648c7e76543dd
+# checksum sha256:2c1312611b0366d2
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "7ebe309e6ceb004bcbdee9faaee5f8fb83bec71ebf91a33427b4ba2e273c1983"
+DIGEST = "443c7e85f1adf9e1c5ca58eb39b783866c05e0c4b8e915c8549de9cdd66f6969"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

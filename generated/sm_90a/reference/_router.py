@@ -111,9 +111,7 @@ def _softplus(x: Tensor) -> Tensor:
     return x.clamp_min(0.0) + x.abs().neg().exp().log1p()
 
 
-def _choice(
-    values: Tensor, top_k: int, groups: int, kept_groups: int, group_top: int
-) -> Tensor:
+def _choice(values: Tensor, top_k: int, groups: int, kept_groups: int, group_top: int) -> Tensor:
     """The largest of the groups that are kept, largest first; [T, K]."""
     order = values.argsort(dim=-1, descending=True, stable=True)
     if groups > 1:
