@@ -43,6 +43,7 @@ class _Chain:
     widths: dict[str, str] = field(default_factory=lambda: {"x": "H"})
     read: set[str] = field(default_factory=set)
     items: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
 
     def add(self) -> None:
         """One more op, which reads any tensors that are there."""
@@ -55,6 +56,9 @@ class _Chain:
             words[_ADDED[op]] = self.rng.choice([n for n, w in self.widths.items() if w == width])
         if op in _SCALED.values():
             words["scales"] = "probs"
+        if op == "dropout":
+            self.drawn.append("random" if not self.drawn else f"random{number}")
+            words["random"] = self.drawn[-1]  # two of one state would drop the same elements
         self.read |= {*words.values()}
         out = f"t{number}"
         self.widths[out] = result
@@ -148,7 +152,7 @@ def draw_chain(name: str, rng: Random) -> str:
         *([f"  cos: {table}\n  sin: {table}"] if tables else []),
         *(["  split_sizes: {shape: [E], dtype: int64}"] if sizes else []),
         *(["  probs: {shape: [T], dtype: float32}"] if "probs" in items else []),
-        *([f"  random: {_DRAWN}"] if "dropout" in items else []),
+        *(f"  {name}: {_DRAWN}" for name in chain.drawn),
         f"outputs: [{', '.join(chain.outputs())}]\nchain:\n{items}\n",
     ]
     return "\n".join(lines)

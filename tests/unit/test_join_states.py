@@ -8,6 +8,7 @@ from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
+from fusegen.options.cached_input import CACHE_QUANTIZED
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.inputs import derivations
 from fusegen.publish.paths import builtin_specs
@@ -127,7 +128,10 @@ def test_delayed_scaling_adds_one_tensor_to_an_op(arch: str) -> None:
         for _, program in plan.ops:
             joined = [a for a in program.arguments if plan.joined_tensor(a.buffer)]
             others = [a for a in joined if a.buffer not in plan.record_tensors]
-            assert len(others) <= 1 and len(joined) - len(others) <= 1, (plan.cell, program.name)
+            # What the backward alone reads moves on only where there is one.
+            most = 1 + (CACHE_QUANTIZED in plan.options and program.name == "forward")
+            assert len(others) <= most, (plan.cell, program.name)
+            assert len(joined) - len(others) <= 1, (plan.cell, program.name)
 
 
 MOST = 16

@@ -44,6 +44,7 @@ IN_EXPERTS = (
         "delay_wgrad",
         "weight_cache",
         "save",
+        "cached_input",
         "backward_calls",
         "amax_reduction",
     ),
@@ -51,7 +52,8 @@ IN_EXPERTS = (
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
-IN_NORMED = tuple(name for name in IN_MLPS if name != "backward_calls")
+IN_NORMED = tuple(name for name in IN_MLPS if name not in ("cached_input", "backward_calls"))
+IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_GEMMS[3:])
 IN_ROUTERS = ("main_grad", "ranges")
 INHERITED = {
     "add_extra_input": ("ranges",),
@@ -80,10 +82,10 @@ INHERITED = {
     "layer_norm_linear": IN_NORMED,
     "layer_norm_mlp": IN_MLPS,
     "linear": IN_GEMMS,
-    "linear_activation": IN_GEMMS,
-    "linear_activation_silu": IN_GEMMS,
-    "linear_activation_srelu": IN_GEMMS,
-    "linear_activation_swiglu": ("glu_interleave", *IN_GEMMS),
+    "linear_activation": IN_ACTIVATED,
+    "linear_activation_silu": IN_ACTIVATED,
+    "linear_activation_srelu": IN_ACTIVATED,
+    "linear_activation_swiglu": ("glu_interleave", *IN_ACTIVATED),
     "linear_cross_entropy": tuple(name for name in IN_GEMMS if name != "delay_wgrad"),
     "linear_residual": IN_GEMMS,
     "lm_head_loss": IN_GEMMS,
@@ -150,6 +152,7 @@ WORDS = (
         "cached_weights",
         "quantized_weights",
         "recompute_activations",
+        "cache_quantized_input",
         "one_backward_call",
         "reduced_amax",
     ),
