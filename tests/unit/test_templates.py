@@ -23,7 +23,7 @@ import fusegen
 from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import RenderError
-from fusegen.emit.render import Renderer
+from fusegen.emit.render import Renderer, _layer
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs, builtin_templates
@@ -263,6 +263,14 @@ NUMERICS = Path(__file__).parents[1] / "numerics" / "specs"
 DECODED = "fp8_free_1x64"
 """A recipe that no matrix instruction reads."""
 INCLUDE = re.compile(r'<% include "(.+)" %>')
+
+
+@pytest.mark.parametrize("cache", [".ruff_cache", "__pycache__"])
+def test_what_tools_leave_beside_templates_is_none(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "static" / cache).mkdir(parents=True)
+    (tmp_path / "static" / cache / "entry").write_text("")
+    (tmp_path / "static" / "file.py").write_text("")
+    assert [*_layer([tmp_path])] == ["static/file.py"]
 
 
 @pytest.mark.slow

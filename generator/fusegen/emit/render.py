@@ -149,13 +149,17 @@ def read(path: Path) -> str:
         raise RenderError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
+_CACHES = frozenset({"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"})
+"""Folders that tools leave where they look at templates."""
+
+
 def _layer(folders: Iterable[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise RenderError(f"{folder}: there is no such template folder")
         for path in sorted(folder.rglob("*")):
-            if not path.is_file() or "__pycache__" in path.parts:
+            if not path.is_file() or not _CACHES.isdisjoint(path.relative_to(folder).parts):
                 continue
             name = path.relative_to(folder).as_posix()
             if name in files:
