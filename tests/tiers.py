@@ -122,7 +122,8 @@ def spread(tests: Collection[str], most: int = MOST) -> set[str]:
 
 def may_hold(tiers: Collection[Tier], path: str) -> bool:
     """Whether a file or a folder has, or leads to, tests of these tiers."""
-    slow = SLOW_PLACES if OPTIONS in tiers or EXHAUSTIVE in tiers else ()
+    slow = SLOW_PLACES if OPTIONS in tiers else ()
+    slow += EXHAUSTIVE.places if EXHAUSTIVE in tiers else ()
     if tier_at(path) in tiers or any(f"{path}/".startswith(f"{place}/") for place in slow):
         return True
     depth = len(PurePosixPath(path).parts)

@@ -68,6 +68,12 @@ def test_of_many_parameters_ci_runs_some_and_no_other_ones_when_more_come() -> N
     assert len(tiers.spread([*many, "test_it[another]"]) - chosen) <= 1
 
 
+@pytest.mark.parametrize("folder", ["unit", "errors", "generated", "compile"])
+def test_parameters_beside_the_sample_are_collected(folder: str) -> None:
+    assert tiers.may_hold((tiers.EXHAUSTIVE,), f"tests/{folder}/test_a.py")
+    assert not tiers.may_hold((tiers.EXHAUSTIVE,), "tests/gpu/test_a.py")
+
+
 def test_a_sample_has_every_module_format_and_option() -> None:
     cells = ["b__fp8_x", "b__fp8_y", "a__bf16", "a__bf16__p__q", "a__fp8_y__q", "b__mxfp8__p"]
     assert tiers.sample(cells) == {"a__bf16", "a__bf16__p__q", "a__fp8_y__q", "b__fp8_x"} | {
