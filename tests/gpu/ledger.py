@@ -216,8 +216,8 @@ def write_readme(*, only_check: bool) -> int:
     """Write the matrix, or say whether it is as it would be written."""
     entries, index = load(), load_index()
     text = README.read_text("utf-8")
+    every = choices_of(entries)  # first: it generates the twins that facts of bundles are read from
     lines = [matrix.matrix(facts_of(folder, entries) for folder in bundle_folders())]
-    every = choices_of(entries)
     if every:
         lines += ["", *choices.tables(every), ""]
     for each in every:
