@@ -47,6 +47,7 @@ _SCALARS = [
     ("least_sum", Float),
     ("aux_coefficient", Float),
     ("z_coefficient", Float),
+    ("sequences", Long),
 ]
 _SIZES = [("tokens", Long), ("experts", Long), ("choices", Long)]
 
@@ -98,6 +99,7 @@ class Case:
     least_sum: float = 0.0
     aux_coefficient: float = 0.0
     z_coefficient: float = 0.0
+    sequences: int = 1
     top_k: int = 4
     groups: int = 1
     kept_groups: int = 1
@@ -256,6 +258,47 @@ def test_weights(
         dprobs, x, ids=got[3], counts=got[4], like=like.float(), **case.weights, **given
     )
     assert ((dx - exact).abs() <= 1.01 * ROUNDING[dtype] * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    ("sequences", "length", "experts"),
+    [(2, 75, 8), (3, 1, 40), (5, 40, 136), (66, 2, 264), (67, 3, 16), (132, 1, 1024), (4, 0, 8)],
+)
+def test_losses_of_sequences(
+    kernels: Kernels, sequences: int, length: int, experts: int, score: str
+) -> None:
+    """More rows than a sequence's blocks have at a time, fewer, none; parts that no sequence has."""
+    case = Case(score, scale=1.5, aux_coefficient=0.3, z_coefficient=0.2, sequences=sequences)
+    x = random(sequences * length, experts)
+    got, expected = route(kernels, x, case), router.forward(x, **case.all)
+    same(got, expected, 1e-5)
+    one = router.forward(x, **{**case.all, "sequences": 1})
+    assert length == 0 or not torch.allclose(one[1], expected[1], rtol=1e-3)
+    dprobs, like = random(len(x), case.top_k, 1), torch.empty(0, dtype=torch.bfloat16)
+    given = {"grad_aux": torch.tensor(7.0), "grad_z": torch.tensor(-1.3)}
+    dx = gradient(kernels, dprobs, x, case, got[3], got[4], like, **given)
+    wide = like.float()
+    exact = router.backward(
+        dprobs, x, ids=got[3], counts=got[4], like=wide, **case.weights, **given
+    )
+    assert ((dx - exact).abs() <= 1.01 * 2**-8 * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("sequences", [0, 133, 4])
+def test_sequences_that_there_are_not(kernels: Kernels, sequences: int) -> None:
+    with pytest.raises(AssertionError, match="sequences: from 1 to 132, and a divisor of tokens"):
+        route(kernels, random(6, 16), Case(sequences=sequences))
+
+
+def test_counts_of_others_are_of_one_loss(kernels: Kernels) -> None:
+    case, counts = Case(sequences=2, aux_coefficient=1.0), torch.ones(16, dtype=torch.int64)
+    with pytest.raises(AssertionError, match="sequences: 1 beside all_counts"):
+        route(kernels, random(6, 16), case, all_counts=counts)
+    with pytest.raises(ValueError, match="sequences: expected 1 beside all_counts"):
+        router.forward(random(6, 16), **case.all, all_counts=counts)
+    with pytest.raises(ValueError, match="sequences: expected a divisor of 7 tokens, got 2"):
+        router.forward(random(7, 16), **case.all)
 
 
 @pytest.mark.parametrize(("group_top", "biased"), [(1, False), (2, True), (2, False), (3, True)])

@@ -286,6 +286,29 @@ def test_losses(cells: dict[str, Any], asked: str, given: bool) -> None:
         assert ((one - other).norm() / other.norm()).item() < 5e-3
 
 
+def test_losses_of_sequences(cells: dict[str, Any]) -> None:
+    """The mean of what each sequence by itself has, and of its gradients."""
+    x, weight = random(4 * 16, HIDDEN), random(24, HIDDEN, seed=1, scale=HIDDEN**-0.5)
+    coefficients = {"aux_coefficient": 0.5, "z_coefficient": 0.25}
+    own = [each.bfloat16().requires_grad_() for each in (x, weight)]
+    got = cells["router"].router(*own, **coefficients, sequences=4)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    each = [route64(part, leaves[1], coefficients)[1] for part in leaves[0].chunk(4)]
+    expected = torch.stack(each).mean()
+    torch.testing.assert_close(got[1].double(), expected, rtol=1e-5, atol=1e-6)
+    found = torch.autograd.grad(30 * got[1], own)
+    exact = torch.autograd.grad(30 * expected, leaves)
+    for one, other in zip(found, exact, strict=True):
+        assert ((one - other).norm() / other.norm()).item() < 5e-3
+
+
+@pytest.mark.parametrize("sequences", [-1, 0, 3])
+def test_sequences_have_the_same_length(cells: dict[str, Any], sequences: int) -> None:
+    x, weight = random(8, HIDDEN).bfloat16(), random(24, HIDDEN).bfloat16()
+    with pytest.raises(ValueError, match=f"sequences: expected a divisor of 8 tokens, got {sequences}"):
+        cells["router"].router(x, weight, sequences=sequences)
+
+
 def test_of_equal_logits_the_first_comes_first(cells: dict[str, Any]) -> None:
     x, weight = torch.ones(3, 8).bfloat16(), torch.zeros(24, 8).bfloat16()
     weight[20] = 1.0

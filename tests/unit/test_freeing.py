@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import pytest
 
 from fusegen.checks.load import load
@@ -13,16 +16,20 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
 from fusegen.ir.step import Operand, Step
 from fusegen.ir.text import parse, text
+from fusegen.passes.order import WORTH
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.steps.footprint import (
     Stretch,
     backward_peak,
+    bytes_of,
     for_each_parameter,
     for_each_token,
     held,
+    needed_inside,
     peak,
     stretches,
+    typical_sizes,
 )
 from fusegen.steps.verify_directions import verify_plan
 
@@ -51,14 +58,13 @@ def kinds(plan: ModulePlan) -> list[list[str]]:
 
 
 def test_each_op_ends_where_much_is_read_for_the_last_time() -> None:
-    """The gradients of fc2; of the activation; of x; of fc1's weight."""
+    """The gradient of h; then of x and fc1's weight; that of fc2's weight waits, small as it is."""
     assert kinds(plan_of("grouped_mlp__fp8_delayed")) == [
-        ["quantize", "quantize", "dgrad", "wgrad"],
-        ["pointwise_grad_quantize"],
-        ["quantize", "dgrad"],
+        ["quantize", "quantize", "dgrad", "pointwise_grad_quantize"],
+        ["quantize", "dgrad", "wgrad"],
         ["wgrad"],
     ]
-    assert [len(each) for each in kinds(plan_of("grouped_mlp__bf16"))] == [2, 2, 3]
+    assert [len(each) for each in kinds(plan_of("grouped_mlp__bf16"))] == [2, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_one_op_stays_where_nothing_goes_or_nothing_may(cell: str) -> None:
 def test_the_peak_falls(recipe: str, lengths: dict[str, int]) -> None:
     several, one = (plan_of(f"grouped_mlp__{recipe}{word}") for word in ("", f"__{ONE}"))
     assert held(several) == held(one)
-    assert backward_peak(several, lengths) < 0.95 * backward_peak(one, lengths)
+    assert backward_peak(several, lengths) < 0.97 * backward_peak(one, lengths)
 
 
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
@@ -112,8 +118,59 @@ def test_a_function_empties_what_it_is_handed() -> None:
     (each,) = direction_texts(plan_of("grouped_mlp__bf16"))
     assert each.parameters[:2] == ("dy: Tensor", "left: list")
     dropped = [line.strip() for line in each.body if line.strip().startswith("del ")]
-    assert dropped == ["del a, fc2_weight", "del probs, h, da"]
+    assert dropped == ["del probs, h, fc2_weight", "del x, fc1_weight, dh"]
     assert "left.clear()" in each.body
+
+
+# ---- the order inside an op
+
+
+def test_gradients_of_rows_never_lie_beside_gathered_rows() -> None:
+    """Of T K H elements, both: the one is gone where the other is made."""
+    *_, gradients, last = ops(plan_of("moe_layer__bf16"))
+    (gathered,) = (i for i, s in enumerate(gradients.steps) if s.primitive == "gather_rows")
+    (product,) = (i for i, s in enumerate(gradients.steps) if s.out == "drows")
+    reader = max(i for i, s in enumerate(gradients.steps) if "rows" in s.reads)
+    assert gathered < reader < product
+    assert [each.primitive for each in last.steps] == ["combine_rows", "take"]
+
+
+CELLS = ("moe_layer__bf16", "moe_layer__nvfp4", "routed_moe_layer__bf16", "norm_mlp_swiglu__bf16")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_no_order_of_an_op_needs_less(cell: str) -> None:
+    """By trying all that are allowed, at the sizes that it was chosen for."""
+    plan = plan_of(cell)
+    calls = [Stretch(each.steps, frozenset(r.buffer for r in each.results)) for each in ops(plan)]
+    sizes = [bytes_of({b.name: b for b in plan.buffers}, each) for each in typical_sizes(plan)]
+    tried = 0
+    for call in calls:
+        own = [needed_inside(call, size) for size in sizes]
+        for steps in allowed_orders(call.steps):
+            peaks = [needed_inside(Stretch(steps, call.results), size) for size in sizes]
+            share = sum(peak / now for peak, now in zip(peaks, own, strict=True)) / len(sizes)
+            assert share > 1 - WORTH - 1 / 32, [each.primitive for each in steps]
+            tried += 1
+    assert tried > len(calls)
+
+
+def allowed_orders(steps: tuple[Step, ...], most: int = 3000) -> Iterator[tuple[Step, ...]]:
+    """Orders in which every step still reads what it read: all, or so many of them."""
+
+    def orders(left: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+        if not left:
+            yield ()
+        for index, each in enumerate(left):
+            touched = {*each.reads, *each.writes, *each.mutates}
+            earlier = left[:index]
+            if any(touched & {*e.writes, *e.mutates} for e in earlier):
+                continue
+            if any({*each.writes, *each.mutates} & {*e.reads} for e in earlier):
+                continue
+            yield from ((each, *rest) for rest in orders((*left[:index], *left[index + 1 :])))
+
+    yield from islice(orders(steps), most)
 
 
 # ---- bytes

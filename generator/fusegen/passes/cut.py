@@ -2,7 +2,8 @@
 
 A backward is also cut where memory can go (``freeing.py``): autograd's context lets go of what was
 saved, so that what an op was the last to read is free before the next one allocates.  No op takes
-more tensors for that than one may have, or than the backward has as one.
+more tensors for that than one may have, or than the backward has as one.  Inside each op its steps
+run in the order that needs least (``order.py``).
 
 A collective stands before the first step that reads what it gives.  Each op is a program of its
 own: what crosses from one to another is a result of the one and an argument of the other, and what
@@ -20,7 +21,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -29,7 +29,7 @@ from ..ir.program import Argument, Direction, Program, Segment, own_type_argumen
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from .draft import Draft, NotPossible
-from .freeing import where_memory_goes
+from .freeing import best_way
 from .join_saved import MOST
 from .programs import Dims, bind_dimensions, program, symbols_used
 
@@ -53,16 +53,24 @@ def cut(draft: Draft, dims: Dims, *, freeing: bool) -> Draft:
 
 def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direction:
     collectives = [each for each in draft.collectives if each.direction == whole.name]
-    making = _Cut(draft, whole, dims)
     most = max(MOST, len(whole.arguments))
     if collectives:
-        return Direction(whole.name, tuple(making.segments(collectives, ())))
-    for places in where_memory_goes(draft, whole) if freeing else ():
-        with suppress(NotPossible):  # an op of those is told too little
-            found = Direction(whole.name, tuple(making.segments([], places)))
-            if all(len(op.arguments) <= most for op in found.programs):
-                return found
-    return Direction(whole.name, (whole,))
+        return Direction(whole.name, tuple(_Cut(draft, whole, dims).segments(collectives, ())))
+    if whole.name != "backward":
+        return Direction(whole.name, (whole,))
+
+    def ops(backward: Program, places: tuple[int, ...]) -> tuple[Segment, ...]:
+        making = _Cut(draft, backward, dims)
+        return tuple(making.segments([], places)) if places else (backward,)
+
+    def possible(backward: Program, places: tuple[int, ...]) -> bool:
+        try:
+            made = Direction(whole.name, ops(backward, places))
+        except NotPossible:  # an op of those is told too little
+            return False
+        return all(len(op.arguments) <= most for op in made.programs)
+
+    return Direction(whole.name, ops(*best_way(draft, whole, possible, freeing=freeing)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
-"""Where a backward is cut so that memory goes while it runs.
+"""In what order a backward runs, and where it is cut so that memory goes while it does.
 
 What a backward was given is there until it returns: what the forward saved, beside all results and
 the workspace.  As several ops it has at its worst moment what one of them was given, gives and
 needs inside, together with what later ones wait for.  Each further op takes the host about 5 us,
-and has to earn that.
+and has to earn that; an order that is not the module's has to earn as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, pairwise, takewhile
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations, islice, pairwise
+from operator import attrgetter
 
 from ..ir.dtypes import DType
 from ..ir.program import Program
@@ -19,34 +19,74 @@ from ..ir.shapes import first_factor
 from ..steps import decodes
 from ..steps.footprint import Axes, bytes_of, peaks, stretches, typical
 from .draft import Draft
+from .order import WORTH, order_inside, orders
 
 MOST_CUTS = 3
-WORTH = 1 / 64
-"""The share of the peak that a further op has to spare."""
+LOOKED_AT = 4
+"""Ways that are looked at with the steps of each op in the best order."""
 
 
-def where_memory_goes(draft: Draft, backward: Program) -> Iterator[tuple[int, ...]]:
-    """Ways to cut a backward that pay, the best one first.
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to run a backward.
 
-    Each is the positions of the steps that a further op begins with.  Other programs are not cut.
-    Neither is a backward whose gradients of weights are delayed: what those read stays until they
-    are computed.
+    Attributes:
+        cost: its peak over that of the module's order as one op, and what its ops have to spare.
+        backward: in an order of its steps.
+        cuts: positions of the steps that a further op begins with.
     """
-    if backward.name != "backward" or draft.program("wgrad"):
-        return
-    judges = [_Judge.of(draft, backward, lengths) for lengths in _typical(draft)]
 
-    def cost(cuts: tuple[int, ...]) -> float:
-        return sum(each.share(cuts) for each in judges) / len(judges) + len(cuts) * WORTH
+    cost: float
+    backward: Program
+    cuts: tuple[int, ...]
 
+
+def best_way(
+    draft: Draft,
+    backward: Program,
+    possible: Callable[[Program, tuple[int, ...]], bool],
+    *,
+    freeing: bool,
+) -> tuple[Program, tuple[int, ...]]:
+    """The way to run a backward that takes least memory: in which order, and where it is cut.
+
+    A backward whose gradients of weights are delayed is never cut: what those read stays until they
+    are computed.
+
+    Args:
+        draft: with programs.
+        backward: one of them.
+        possible: whether it can be cut so.
+        freeing: whether it may be.
+    """
+    sizes = [bytes_of(draft.buffers, lengths) for lengths in _typical(draft)]
+
+    def ways(order: Program, every: Iterable[tuple[int, ...]] | None = None) -> Iterator[_Way]:
+        judges = [_Judge.of(draft, order, backward, size) for size in sizes]
+        for cuts in _cuts(draft, order, judges) if every is None else every:
+            share = sum(each.share(cuts) for each in judges) / len(judges)
+            yield _Way(share + len(cuts) * WORTH, order, cuts)
+
+    whole = None if freeing and not draft.program("wgrad") else [()]
+    found = sorted(  # of equal ones the first: the module's order, the fewest ops
+        (way for order in orders(backward, sizes) for way in ways(order, whole)),
+        key=attrgetter("cost"),
+    )
+    few = islice((way for way in found if possible(way.backward, way.cuts)), LOOKED_AT)
+    inside = (next(ways(order_inside(way.backward, way.cuts, sizes), [way.cuts])) for way in few)
+    best = min(inside, key=attrgetter("cost"))
+    return best.backward, best.cuts
+
+
+def _cuts(draft: Draft, backward: Program, judges: list[_Judge]) -> Iterator[tuple[int, ...]]:
+    """Where further ops may begin, the fewest first."""
     places = [
         place
         for place in range(1, len(backward.steps))
         if any(each.lets_go(place) for each in judges) and _may_be_cut(draft, backward, place)
     ]
-    ways = (cuts for count in range(MOST_CUTS + 1) for cuts in combinations(places, count))
-    ranked = sorted(((cost(cuts), cuts) for cuts in ways), key=itemgetter(0))  # fewest ops first
-    yield from (cuts for _, cuts in takewhile(itemgetter(1), ranked))
+    for count in range(MOST_CUTS + 1):
+        yield from combinations(places, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +97,7 @@ class _Judge:
         backward: all of it.
         saved: what the forward made for it.
         size: bytes of buffers.
-        whole: its peak as one op.
+        whole: the peak that its own is compared with.
         calls: peaks of ops that were asked for, by the steps that they begin and end with.
     """
 
@@ -68,10 +108,11 @@ class _Judge:
     calls: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, draft: Draft, backward: Program, lengths: Mapping[str, int]) -> _Judge:
+    def of(
+        cls, draft: Draft, backward: Program, beside: Program, size: Mapping[str, int]
+    ) -> _Judge:
         saved = frozenset(result.buffer for result in draft.saved) - {*draft.arguments}
-        own = cls(backward, saved, bytes_of(draft.buffers, lengths), 0)
-        return replace(own, whole=max(own._peak(()), 1))
+        return cls(backward, saved, size, max(cls(beside, saved, size, 0)._peak(()), 1))
 
     def _peak(self, cuts: tuple[int, ...]) -> int:
         return max(self._call(*ends) for ends in pairwise((0, *cuts, len(self.backward.steps))))
@@ -89,7 +130,7 @@ class _Judge:
         return self.calls[begin, end]
 
     def share(self, cuts: tuple[int, ...]) -> float:
-        """The peak of several ops over that of one."""
+        """The peak of several ops over what it is compared with."""
         return self._peak(cuts) / self.whole
 
     def lets_go(self, place: int) -> bool:

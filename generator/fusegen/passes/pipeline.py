@@ -482,7 +482,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "cut",
         "Programs become segments: ops, and collectives between them; a backward where memory can"
-        " go.",
+        " go, each of its ops in the order that needs least.",
         _cut,
         needs=_of(Property.PROGRAMS),
         gives=_of(Property.CUT),

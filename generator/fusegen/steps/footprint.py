@@ -230,12 +230,12 @@ def peaks(
     """
     there = set(kept)
     for index, call in enumerate(calls):
-        yield sum(size[name] for name in there) + _inside(call, size)
+        yield sum(size[name] for name in there) + needed_inside(call, size)
         later = {name for each in calls[index + 1 :] for s in each.steps for name in s.reads}
         there = {name for name in there | call.results if name in later or name in leaving}
 
 
-def _inside(call: Stretch, size: Mapping[str, int]) -> int:
+def needed_inside(call: Stretch, size: Mapping[str, int]) -> int:
     """Bytes that a call allocates at most: results and workspace."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}

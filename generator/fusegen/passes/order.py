@@ -1,0 +1,164 @@
+"""The order of steps inside each op of a backward: the module's, or one with a lower peak.
+
+Ops give the gradients of their inputs before those of their weights.  That is not always what takes
+least memory: the gradient of tokens that rows were gathered from can take the place of the rows'
+gradient at once, before rows are gathered again for the gradient of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..ir.program import Program
+from ..ir.step import Step
+from ..steps.footprint import Stretch, needed_inside, stretches
+
+MOST_SETS = 4096
+"""Sets of steps that are looked at, at most."""
+
+WORTH = 1 / 64
+"""The share of its peak that another order, or a further op, has to spare."""
+
+Steps = tuple[Step, ...]
+Sizes = Mapping[str, int]
+"""Bytes of buffers."""
+
+
+def orders(backward: Program, sizes: Sequence[Sizes]) -> Iterator[Program]:
+    """A backward as it is, and in orders with a lower peak as one op.
+
+    Args:
+        backward: all of it.
+        sizes: bytes of buffers, in every layer that counts.
+    """
+    yield backward
+    (whole,) = _calls(backward, ())
+    for steps in _lower(whole, sizes):
+        yield replace(backward, steps=steps)
+
+
+def order_inside(backward: Program, cuts: tuple[int, ...], sizes: Sequence[Sizes]) -> Program:
+    """The backward with the steps of each op in the order that needs least, where that pays.
+
+    Args:
+        backward: all of it.
+        cuts: positions of the steps that a further op begins with.
+        sizes: bytes of buffers, in every layer that counts.
+    """
+    calls = _calls(backward, cuts)
+    steps = (step for call in calls for step in next(iter(_lower(call, sizes)), call.steps))
+    return replace(backward, steps=tuple(steps))
+
+
+def _calls(backward: Program, cuts: tuple[int, ...]) -> tuple[Stretch, ...]:
+    leaving = frozenset(result.buffer for result in backward.results)
+    outside = frozenset(argument.buffer for argument in backward.arguments)
+    return stretches(backward.steps, cuts, leaving, outside)
+
+
+def _lower(call: Stretch, sizes: Sequence[Sizes]) -> list[Steps]:
+    """Orders with the lowest peak at one of these sizes that pay at all of them, the best first."""
+    now = [max(needed_inside(call, size), 1) for size in sizes]
+
+    def share(steps: Steps) -> float:
+        peaks = [needed_inside(replace(call, steps=steps), size) for size in sizes]
+        return sum(peak / own for peak, own in zip(peaks, now, strict=True)) / len(sizes)
+
+    places = dict.fromkeys(_Search.of(call, size).order() for size in sizes)
+    found = [tuple(call.steps[index] for index in each) for each in places if each]
+    shares = {steps: share(steps) for steps in found}
+    return sorted((each for each in found if shares[each] <= 1 - WORTH), key=shares.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Some steps in an order: the best of all orders of these.
+
+    Attributes:
+        peak: bytes at the worst moment.
+        moved: pairs of steps that changed their order.
+        order: positions of the steps.
+    """
+
+    peak: int
+    moved: int
+    order: tuple[int, ...] = field(compare=False)
+
+    def rank(self) -> tuple[int, int]:
+        return self.peak, self.moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """All orders of steps that run after what they depend on.
+
+    Sets of steps are numbers, with a bit for each.
+
+    Attributes:
+        before: of each step, those that it runs after.
+        made: bytes that each step allocates.
+        lives: of each buffer that none but these read, its bytes, and the steps that touch it.
+    """
+
+    before: tuple[int, ...]
+    made: tuple[int, ...]
+    lives: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, call: Stretch, size: Mapping[str, int]) -> _Search:
+        steps = call.steps
+        new = [{name for name in step.writes if name not in step.mutates} for step in steps]
+        inside = sorted({name for names in new for name in names} - call.results)
+        touched = [{*step.reads, *step.writes} for step in steps]
+        return cls(
+            tuple(
+                _bits(_depends(step, each) for each in steps[:i]) for i, step in enumerate(steps)
+            ),
+            tuple(sum(size[name] for name in names) for names in new),
+            tuple((size[name], _bits(name in names for names in touched)) for name in inside),
+        )
+
+    def order(self) -> tuple[int, ...]:
+        """The one with the lowest peak, and of these the one that moves fewest steps past others;
+        none where there are too many.
+        """
+        ways = {0: _Way(0, 0, ())}
+        looked_at = 0
+        for _ in self.before:
+            further: dict[int, _Way] = {}
+            for done, way in ways.items():
+                there = self._there(done)
+                for step, before in enumerate(self.before):
+                    if done >> step & 1 or before & ~done:
+                        continue
+                    left = (1 << step) - 1 & ~done
+                    new = _Way(
+                        max(way.peak, there + self.made[step]),
+                        way.moved + left.bit_count(),
+                        (*way.order, step),
+                    )
+                    known = further.get(done | 1 << step)
+                    if known is None or new.rank() < known.rank():
+                        further[done | 1 << step] = new
+            ways, looked_at = further, looked_at + len(further)
+            if looked_at > MOST_SETS:
+                return ()
+        (best,) = ways.values()
+        return best.order
+
+    def _there(self, done: int) -> int:
+        """Bytes that are there once these steps have run."""
+        made = sum(each for i, each in enumerate(self.made) if done >> i & 1)
+        return made - sum(each for each, touching in self.lives if not touching & ~done)
+
+
+def _depends(step: Step, before: Step) -> bool:
+    """Whether a step has to run after one that stands before it."""
+    touched, changed = {*step.reads, *step.writes, *step.mutates}, {*step.writes, *step.mutates}
+    wrote = {*before.writes, *before.mutates}
+    return not touched.isdisjoint(wrote) or not changed.isdisjoint(before.reads)
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(int(flag) << i for i, flag in enumerate(flags))
