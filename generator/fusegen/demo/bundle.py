@@ -14,7 +14,7 @@ from ..build.toolchain import BuildError
 from ..publish.publish import RefusedError
 from ..spec.serving import arch_of
 
-MODULE, RECIPE = "grouped_mlp", "bf16"
+MODULES, RECIPE = ("router_mixtral", "moe_layer"), "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def prepare(
     progress: Progress | None = None,
     folders: Folders = BUILTIN,
 ) -> DemoBundle:
-    """Generate the module of the demo and, if its architecture has kernels, build it.
+    """Generate the modules of the demo and, if its architecture has kernels, build it.
 
     Args:
         arch: architecture; by default that of the visible GPU, and `cpu` where there is none or
@@ -72,7 +72,7 @@ def prepare(
 
 def _generated(arch: str, folder: Path, folders: Folders, say: Callable[[str], None]) -> Path:
     done = generate(
-        Request(out=folder, archs=(arch,), modules=(MODULE,), recipes=(RECIPE,), folders=folders)
+        Request(out=folder, archs=(arch,), modules=MODULES, recipes=(RECIPE,), folders=folders)
     )
     if done.refused:
         raise RefusedError(done.refused[0].changes)
