@@ -15,7 +15,7 @@ INPUTS := pyproject.toml constraints.txt Makefile
 
 .PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
-# Trains a small mixture-of-experts model with plain PyTorch experts and with generated ones.
+# Trains a small model with mixture-of-experts layers of plain PyTorch and with generated ones.
 demo: $(VENV)/demo.stamp
 	$(BIN)/fusegen demo
 

@@ -53,6 +53,7 @@ TOLERANCE = 2e-2
 
 Run = Callable[[], Tensor]  # one step on the tokens that lie there; its loss
 Capture = Callable[["Training", Run], Run]
+ExpertsOf = Callable[[DemoConfig, str], Any]
 LossOf = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -63,6 +64,21 @@ class TorchExperts(demo_model.PlainExperts):
         """x [T, H] sorted by expert, split_sizes int64 [E], probs [T] -> [T, H] in x's dtype."""
         ends = split_sizes.cumsum(0).to(torch.int32)
         return mlp.torch_mlp(x, self.fc1.weight, self.fc2.weight, probs, ends)
+
+
+def in_torch(experts: ExpertsOf) -> demo_model.LayerFactory:
+    """Layers in PyTorch around such experts."""
+    return lambda config, device: demo_model.PlainLayer(config, device, experts(config, device))
+
+
+def generated(experts: Callable[..., Any]) -> demo_model.LayerFactory:
+    """The same around experts of a generated class."""
+
+    def made(config: DemoConfig, device: str) -> Any:
+        sizes = {"hidden": config.hidden, "intermediate": config.intermediate, "device": device}
+        return experts(num_groups=config.experts, **sizes, bias=False, dtype=torch.bfloat16)
+
+    return in_torch(made)
 
 
 def loss_of(model: Any, window: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +102,7 @@ class Training:
     def __init__(self, config: DemoConfig) -> None:
         self.config = config
         torch.manual_seed(0)
-        self._model = demo_model.ByteModel(config, TorchExperts, common.DEVICE)
+        self._model = demo_model.ByteModel(config, in_torch(TorchExperts), common.DEVICE)
         self._initialise()
         self._start = [each.detach().clone() for each in self._model.parameters()]
         on_gpu = common.DEVICE != "cpu"
@@ -111,7 +127,7 @@ class Training:
                 if parameter.dim() > 1:
                     parameter.normal_(std=parameter.shape[-1] ** -0.5)
 
-    def model(self, factory: demo_model.ExpertsFactory) -> demo_model.ByteModel:
+    def model(self, factory: demo_model.LayerFactory) -> demo_model.ByteModel:
         """A model of other experts with these weights."""
         made = demo_model.ByteModel(self.config, factory, common.DEVICE)
         for name, parameter in self._model.named_parameters():
@@ -135,7 +151,7 @@ class Training:
 class Subject:
     """One contender: a model, its own state, and its steps."""
 
-    def __init__(self, training: Training, factory: demo_model.ExpertsFactory) -> None:
+    def __init__(self, training: Training, factory: demo_model.LayerFactory) -> None:
         self.training = training
         self.model = training.model(factory)
         self._start = [each.clone() for each in self.model.buffers()]
@@ -234,11 +250,12 @@ def require_losses(what: str, got: Tensor, expected: Tensor, allowed: float) -> 
         )
 
 
-def factories(package: Any) -> dict[str, demo_model.ExpertsFactory]:
+def factories(package: Any) -> dict[str, demo_model.LayerFactory]:
     """Experts by contender: torch's first, then ours of every recipe of the bundle."""
-    found: dict[str, demo_model.ExpertsFactory] = {PEER: TorchExperts}
+    found: dict[str, demo_model.LayerFactory] = {PEER: in_torch(TorchExperts)}
     for cell in common.bundles.cells_of(Path(package.__path__[0]), "grouped_mlp"):
-        found[common.contender(cell)] = common.bundles.load_cell(package, cell).GroupedMLP
+        experts = common.bundles.load_cell(package, cell).GroupedMLP
+        found[common.contender(cell)] = generated(experts)
     return found
 
 
@@ -255,7 +272,7 @@ def measure(package: Any, config: DemoConfig, *, backend: str = "inductor") -> l
         training = Training(config)
         expected: list[Tensor] = []
 
-        def ready(name: str, factory: demo_model.ExpertsFactory) -> Ready:
+        def ready(name: str, factory: demo_model.LayerFactory) -> Ready:
             subject = Subject(training, factory)
             if not expected and len(subject.group_sizes()) != BATCHES:
                 raise SystemExit("the batches do not have group sizes of their own")

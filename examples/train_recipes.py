@@ -1,10 +1,11 @@
 """Train one small mixture-of-experts language model under every recipe and compare the losses.
 
-    python examples/train_recipes.py                                  # the CPU bundle
-    python examples/train_recipes.py --bundle generated/sm_90a --arch sm_90a
+    python examples/train_recipes.py                  # on the CPU
+    python examples/train_recipes.py --arch sm_90a --seeds 3
 
-All models start from the same weights and read the same batches of the Python standard library's
-sources; only the numerics of the experts' GEMMs differ.  Writes the curves to
+Generates, and for a GPU builds, the layers that it trains: a router and experts from tokens to
+tokens.  All models of a seed start from the same weights and read the same batches of the Python
+standard library's sources; only the numerics of the experts' GEMMs differ.  Writes the curves to
 `examples/recipes_<arch>.json` and `.png`, and prints each recipe's loss against bf16's.
 """
 
@@ -22,17 +23,20 @@ from statistics import fmean
 import torch
 from moe_layer import device_for
 
+from fusegen.build.toolchain import BuildError
+from fusegen.demo import bundle as demo_bundle
 from fusegen.demo import experiment
 from fusegen.demo import model as demo_model
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "bf16"
 ALONE = (BASELINE, "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
+CACHED = "cache_quantized_input"
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Which recipe computes the experts of a run.
+    """Which recipe, with options behind two underscores each, computes the experts of a run.
 
     Attributes:
         most: of all blocks but the last.
@@ -46,12 +50,13 @@ class Numerics:
 
 
 RUNS = {recipe: Numerics(recipe, recipe) for recipe in ALONE} | {
+    "fp8_delayed, h in 8 bits": Numerics(f"fp8_delayed__{CACHED}", f"fp8_delayed__{CACHED}"),
+    "fp8_block, h in 8 bits": Numerics(f"fp8_block__{CACHED}", f"fp8_block__{CACHED}"),
     "nvfp4 but last": Numerics("nvfp4", BASELINE),
     "nvfp4 but end": Numerics("nvfp4", BASELINE, finish=0.18),
 }
 """With 4 bits, models are trained with some blocks, the last ones above all, in 16, and end their
 training in 16 bits; the share of the steps is that of arXiv:2509.25149."""
-SEED = 0
 POINTS = 100
 """How many means of neighbouring steps a curve is recorded and drawn with."""
 
@@ -62,7 +67,7 @@ SMALL = replace(
     experts=4,
     layers=2,
     batch=8,
-    held_out_batches=64,
+    held_out_batches=16,
 )
 """So small because a CPU computes every format in software."""
 
@@ -87,16 +92,33 @@ class Run:
     held_out_loss: float
 
 
+def prepare(arch: str, runs: Sequence[str]) -> Path:
+    """The bundle that these runs need, in the demo's folder."""
+    words = {BASELINE, *(each for run in runs for each in (RUNS[run].most, RUNS[run].last))}
+    for word in sorted(words):
+        recipe, *options = word.split("__")
+        made = demo_bundle.generated(arch, demo_bundle.default_folder(), recipe, options)
+    if arch != "cpu":
+        demo_bundle.build(made)
+    return made
+
+
 def train(
-    bundle: Path, arch: str, name: str, config: experiment.DemoConfig, data: demo_model.Batches
+    bundle: Path,
+    arch: str,
+    name: str,
+    config: experiment.DemoConfig,
+    corpus: experiment.Corpus,
+    seed: int,
 ) -> Run:
-    """Train under the recipes of a run, from the common start."""
+    """Train under the recipes of a run, from the common start of a seed."""
     device = "cpu" if arch == "cpu" else "cuda"
+    data = demo_model.Batches(corpus, config, device, seed)
     numerics = RUNS[name]
     recipes = [numerics.most] * (config.layers - 1) + [numerics.last]
-    torch.manual_seed(SEED)  # the seed of stochastic rounding
+    torch.manual_seed(seed)  # the seed of stochastic rounding
     model = build(bundle, arch, recipes, config)
-    demo_model.initialise(model, SEED)
+    demo_model.initialise(model, seed)
     optimiser = demo_model.MasterAdamW(model, config.steps, config.learning_rate)
     trainee = demo_model.Trainee(model, optimiser, device)
     early = config.steps - round(numerics.finish * config.steps)
@@ -116,10 +138,10 @@ def train(
 def build(
     bundle: Path, arch: str, recipes: Sequence[str], config: experiment.DemoConfig
 ) -> demo_model.ByteModel:
-    """A model whose blocks have experts of these recipes, in order."""
-    factories = iter([demo_model.load_experts(bundle, arch, recipe) for recipe in recipes])
+    """A model whose blocks have layers of these recipes, in order."""
+    factories = iter([demo_model.load_layer(bundle, arch, recipe) for recipe in recipes])
     device = "cpu" if arch == "cpu" else "cuda"
-    return demo_model.ByteModel(config, lambda **sizes: next(factories)(**sizes), device)
+    return demo_model.ByteModel(config, lambda *given: next(factories)(*given), device)
 
 
 def with_weights_of(
@@ -132,8 +154,8 @@ def with_weights_of(
     return other
 
 
-def recorded(path: Path, facts: Mapping[str, object]) -> dict[str, Run]:
-    """Runs of an earlier time, of the same model on the same device.
+def recorded(path: Path, facts: Mapping[str, object]) -> dict[str, list[Run]]:
+    """Runs of an earlier time, one for each seed, of the same model on the same device.
 
     Raises:
         SystemExit: there is no such record, or it is of something else.
@@ -141,10 +163,10 @@ def recorded(path: Path, facts: Mapping[str, object]) -> dict[str, Run]:
     if not path.is_file():
         raise SystemExit(f"{path}: nothing is recorded; train all runs first, without --run")
     found = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("device", "torch", "config"):
-        if found[name] != facts[name]:
-            raise SystemExit(f"{path}: recorded with {name} {found[name]}, now {facts[name]}")
-    return {name: Run(**run) for name, run in found["runs"].items()}
+    for name in ("device", "torch", "config", "seeds"):
+        if found.get(name) != facts[name]:
+            raise SystemExit(f"{path}: recorded with {name} {found.get(name)}, now {facts[name]}")
+    return {name: [Run(**run) for run in runs] for name, runs in found["runs"].items()}
 
 
 def means(losses: list[float]) -> Iterator[float]:
@@ -154,32 +176,43 @@ def means(losses: list[float]) -> Iterator[float]:
         yield round(fmean(losses[first : first + length]), 5)
 
 
-def table(runs: Mapping[str, Run]) -> str:
-    """Final losses, and their ratios to the baseline's."""
-    lines = [f"{'recipe':14}  final loss          held out"]
-    base = runs[BASELINE]
-    for recipe, run in runs.items():
-        final, held_out = run.final_loss, run.held_out_loss
-        lines.append(
-            f"{recipe:14}  {final:.4f} ({final / base.final_loss - 1:+.2%})"
-            f"    {held_out:.4f} ({held_out / base.held_out_loss - 1:+.2%})"
-        )
+def against(runs: Sequence[Run], base: Sequence[Run], loss: str) -> list[float]:
+    """Of each seed, by how much a loss is above the baseline's, as a part of that."""
+    pairs = zip(runs, base, strict=True)
+    return [getattr(run, loss) / getattr(other, loss) - 1 for run, other in pairs]
+
+
+def table(runs: Mapping[str, Sequence[Run]]) -> str:
+    """Final losses, means over seeds, and what they are above the baseline's: mean, least, most."""
+    lines = [f"{'recipe':24}  final loss                        held out"]
+    for recipe, each in runs.items():
+        words = []
+        for loss in ("final_loss", "held_out_loss"):
+            above = against(each, runs[BASELINE], loss)
+            mean = fmean(getattr(run, loss) for run in each)
+            spread = f", {min(above):+.2%} to {max(above):+.2%}" if len(each) > 1 else ""
+            words.append(f"{mean:.4f} ({fmean(above):+.2%}{spread})")
+        lines.append(f"{recipe:24}  {'    '.join(words)}")
     return "\n".join(lines)
 
 
-def draw(runs: Mapping[str, Run], steps: int, title: str, output: Path) -> None:
-    """Every curve, and below it the ratio to the baseline's."""
+def draw(runs: Mapping[str, Sequence[Run]], steps: int, title: str, output: Path) -> None:
+    """Every recipe's curve, the mean over seeds, and below it the ratio to the baseline's."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 7.0), layout="constrained")
     FigureCanvasAgg(figure)
     losses, ratios = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    base = runs[BASELINE].curve
+    curves = {
+        recipe: [fmean(points) for points in zip(*(run.curve for run in each), strict=True)]
+        for recipe, each in runs.items()
+    }
+    base = curves[BASELINE]
     ends = [(index + 1) * steps / len(base) for index in range(len(base))]
-    for recipe, run in runs.items():
-        losses.plot(ends, run.curve, lw=1.0, label=recipe)
-        percent = [100 * (loss / other - 1) for loss, other in zip(run.curve, base, strict=True)]
+    for recipe, curve in curves.items():
+        losses.plot(ends, curve, lw=1.0, label=recipe)
+        percent = [100 * (loss / other - 1) for loss, other in zip(curve, base, strict=True)]
         ratios.plot(ends, percent, lw=1.0)
     losses.set_title(title)
     losses.set_ylabel("loss, nats per byte")
@@ -194,32 +227,35 @@ def draw(runs: Mapping[str, Run], steps: int, title: str, output: Path) -> None:
 def main() -> None:
     """Train, print, record and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--bundle", type=Path, default=ROOT / "generated" / "cpu")
     parser.add_argument("--arch", default="cpu")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
     parser.add_argument("--out", type=Path, default=ROOT / "examples")
     parser.add_argument(
         "--run", action="append", choices=RUNS, help="train these alone; others are as recorded"
     )
     words = parser.parse_args()
     config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
-    device = device_for(words.arch)
-    data = demo_model.Batches(experiment.load_corpus(), config, device, SEED)
+    name = demo_model.device_name(device_for(words.arch))
     output = words.out / f"recipes_{words.arch}.json"
-    name = demo_model.device_name(device)
     facts: dict[str, object] = {
         "date": datetime.date.today().isoformat(),
         "device": name,
         "torch": torch.__version__,
         "config": asdict(config),
+        "seeds": words.seeds,
     }
+    wanted = words.run or [*RUNS]
     known = recorded(output, facts) if words.run else {}
-    for recipe in words.run or RUNS:
-        known[recipe] = train(words.bundle, words.arch, recipe, config, data)
-        print(f"{recipe}: {known[recipe].final_loss:.4f}", flush=True)
-    runs = {recipe: known[recipe] for recipe in RUNS if recipe in known}
+    bundle, corpus = prepare(words.arch, wanted), experiment.load_corpus()
+    for run in wanted:
+        known[run] = [
+            train(bundle, words.arch, run, config, corpus, seed) for seed in range(words.seeds)
+        ]
+        print(f"{run}: {', '.join(f'{each.final_loss:.4f}' for each in known[run])}", flush=True)
+    runs = {run: known[run] for run in RUNS if run in known}
     print(table(runs))
-    facts["runs"] = {recipe: asdict(run) for recipe, run in runs.items()}
+    facts["runs"] = {run: [asdict(each) for each in found] for run, found in runs.items()}
     output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     title = f"{config.steps} steps of the same model under every recipe ({name})"
     draw(runs, config.steps, title, output.with_suffix(".png"))
@@ -228,5 +264,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except experiment.DemoError as error:
+    except (experiment.DemoError, BuildError) as error:
         sys.exit(str(error))

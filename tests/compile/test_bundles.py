@@ -74,7 +74,7 @@ def test_every_unit_keeps_its_contract(built: BuildReport) -> None:
 
 
 UNTYPED = {f"kernels/{name}.cu" for name in ("gather_rows", "routing_plan", "take", "route")}
-"""Units whose kernels copy 16-bit values, whatever they are, or read and write fp32 and integers."""
+"""Units whose kernels copy 16-bit values, whatever they are, or have fp32 and integers alone."""
 
 
 def test_every_kernel_unit_holds_the_kernels_of_each_type(built: BuildReport) -> None:

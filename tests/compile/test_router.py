@@ -268,7 +268,7 @@ def test_weights(
 def test_losses_of_sequences(
     kernels: Kernels, sequences: int, length: int, experts: int, score: str
 ) -> None:
-    """More rows than a sequence's blocks have at a time, fewer, none; parts that no sequence has."""
+    """More rows than a sequence's blocks have at a time, fewer, none; parts that none has."""
     case = Case(score, scale=1.5, aux_coefficient=0.3, z_coefficient=0.2, sequences=sequences)
     x = random(sequences * length, experts)
     got, expected = route(kernels, x, case), router.forward(x, **case.all)

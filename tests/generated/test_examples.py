@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,13 +82,29 @@ def test_a_run_alone_joins_a_record(tmp_path: Path) -> None:
 def test_every_recipe_learns(tmp_path: Path) -> None:
     words = [sys.executable, str(EXAMPLES / "train_recipes.py"), "--steps", "8"]
     result = subprocess.run(
-        [*words, "--out", str(tmp_path)], capture_output=True, text=True, cwd="/"
+        [*words, "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, "FUSEGEN_CACHE_DIR": str(tmp_path / "cache")},
     )
     assert result.returncode == 0, result.stderr
     runs = json.loads((tmp_path / "recipes_cpu.json").read_text())["runs"]
-    assert len(runs) == 9 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
-    for recipe, run in runs.items():
+    assert len(runs) == 11 and (tmp_path / "recipes_cpu.png").stat().st_size > 10_000
+    for recipe, each in runs.items():
+        (run,), (base,) = each, runs["bf16"]
         first, last = run["curve"][0], run["curve"][-1]
         assert first > 5 and last < 0.75 * first, recipe
-        assert abs(run["final_loss"] / runs["bf16"]["final_loss"] - 1) < 0.02, recipe
-        assert recipe == "bf16" or run["curve"] != runs["bf16"]["curve"], recipe
+        assert abs(run["final_loss"] / base["final_loss"] - 1) < 0.02, recipe
+        assert recipe == "bf16" or run["curve"] != base["curve"], recipe
+
+
+def test_recipes_are_compared_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    recipes: Any = importlib.import_module("train_recipes")
+    base = [recipes.Run((), 1.0, 2.0), recipes.Run((), 3.0, 4.0)]
+    other = [recipes.Run((), 1.1, 2.0), recipes.Run((), 3.0, 3.0)]
+    assert recipes.against(other, base, "final_loss") == pytest.approx([0.1, 0.0])
+    _, first, last = recipes.table({"bf16": base, "nvfp4": other}).splitlines()
+    assert "2.0000 (+0.00%, +0.00% to +0.00%)    3.0000 (+0.00%, +0.00% to +0.00%)" in first
+    assert "2.0500 (+5.00%, +0.00% to +10.00%)    2.5000 (-12.50%, -25.00% to +0.00%)" in last

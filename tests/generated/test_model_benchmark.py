@@ -157,7 +157,8 @@ def test_a_contender_that_is_wrong_is_a_row_of_its_own(
             torch._dynamo.graph_break()
             return super().forward(x, split_sizes, probs)
 
-    chosen = {"torch compiled": Broken, "fusegen": factories["fusegen"]}
+    broken = module.in_torch(Broken)
+    chosen = {"torch compiled": broken, "fusegen": factories["fusegen"]}
     monkeypatch.setattr(module, "factories", lambda package: chosen)
     row, failure = module.measure(model.common.bundle(), model.small, backend=COMPILER)
     assert (row.contender, dict(row.extra)) == ("fusegen", {})

@@ -305,7 +305,9 @@ def test_losses_of_sequences(cells: dict[str, Any]) -> None:
 @pytest.mark.parametrize("sequences", [-1, 0, 3])
 def test_sequences_have_the_same_length(cells: dict[str, Any], sequences: int) -> None:
     x, weight = random(8, HIDDEN).bfloat16(), random(24, HIDDEN).bfloat16()
-    with pytest.raises(ValueError, match=f"sequences: expected a divisor of 8 tokens, got {sequences}"):
+    with pytest.raises(
+        ValueError, match=f"sequences: expected a divisor of 8 tokens, got {sequences}"
+    ):
         cells["router"].router(x, weight, sequences=sequences)
 
 

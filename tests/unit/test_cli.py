@@ -571,7 +571,8 @@ def test_demo_runs_on_the_cpu_without_a_gpu(
             "as_json": True,
         }
     ]
-    assert (folder / "grouped_mlp__bf16.py").exists()
+    assert (folder / "moe_layer__bf16.py").exists()
+    assert (folder / "router_mixtral__bf16.py").exists()
     assert list(elsewhere.iterdir()) == []
 
 

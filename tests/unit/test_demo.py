@@ -34,6 +34,27 @@ TINY = DemoConfig(
     held_out_batches=2,
 )
 
+ROUTER = """
+import torch
+from torch import nn
+
+class MixtralRouter(nn.Module):
+    def __init__(self, hidden, num_experts, aux_coefficient=0.0, device=None, dtype=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_experts, hidden, device=device, dtype=dtype))
+        self.aux_coefficient = aux_coefficient
+
+    def forward(self, x):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        probabilities = (x.to(wide) @ self.weight.to(wide).T).softmax(-1)
+        ids = probabilities.argsort(-1, descending=True)[:, :2]
+        probs = probabilities.gather(-1, ids)
+        counts = ids.flatten().bincount(minlength=len(self.weight))
+        share = counts / ids.numel()
+        aux = self.aux_coefficient * len(self.weight) * (share * probabilities.mean(0)).sum()
+        return probs / probs.sum(-1, keepdim=True), aux, aux * 0, ids.to(torch.int32), counts
+"""
+
 STAND_IN = """
 import torch
 from torch import nn
@@ -44,19 +65,18 @@ class _Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
-class GroupedMLP(nn.Module):
-    def __init__(self, num_groups, hidden, intermediate, bias=False, device=None, dtype=None):
+class MoELayer(nn.Module):
+    def __init__(self, num_experts, hidden, intermediate, bias=False, device=None, dtype=None):
         super().__init__()
-        self.fc1 = _Linear(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
-        self.fc2 = _Linear(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        self.fc1 = _Linear(num_experts, 2 * intermediate, hidden, device=device, dtype=dtype)
+        self.fc2 = _Linear(num_experts, hidden, intermediate, device=device, dtype=dtype)
 
-    def forward(self, x, split_sizes, probs):
-        # Every expert on every row, then a selection: unlike the demo's own loop over slices.
-        groups = torch.arange(len(split_sizes)).repeat_interleave(split_sizes)
-        chosen = torch.nn.functional.one_hot(groups, len(split_sizes)).to(x.dtype)
+    def forward(self, x, probs, ids, counts):
+        # Every expert on every token, then a selection: unlike the demo's own loop over slices.
+        weights = torch.zeros(len(x), len(counts), dtype=probs.dtype).scatter(1, ids.long(), probs)
         h = torch.einsum("th,eih->tei", x, self.fc1.weight)
-        a = weighted_swiglu(h, probs[:, None, None]).to(x.dtype)
-        return torch.einsum("tei,ehi,te->th", a, self.fc2.weight, chosen)
+        a = weighted_swiglu(h, weights[:, :, None]).to(x.dtype)
+        return torch.einsum("tei,ehi->th", a, self.fc2.weight)
 """
 
 ACTIVATION = """
@@ -75,15 +95,13 @@ def bundle(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "_activation.py").write_text(ACTIVATION)
-    (folder / "grouped_mlp__bf16.py").write_text(STAND_IN)
+    (folder / "router_mixtral__bf16.py").write_text(ROUTER)
+    (folder / "moe_layer__bf16.py").write_text(STAND_IN)
     return folder
 
 
-def _moe(factory: demo_model.ExpertsFactory) -> demo_model.MixtureOfExperts:
-    experts = factory(
-        num_groups=4, hidden=8, intermediate=6, bias=False, device="cpu", dtype=torch.float64
-    )
-    moe = demo_model.MixtureOfExperts(8, 4, 2, experts).double()
+def _moe(factory: demo_model.LayerFactory) -> nn.Module:
+    moe = factory(replace(TINY, hidden=8, intermediate=6), "cpu").double()
     demo_model.initialise(moe, seed=1)
     return moe
 
@@ -159,7 +177,7 @@ def test_balance_is_one_when_even_and_grows_when_not() -> None:
 @pytest.mark.parametrize("source", ["plain", "bundle"])
 def test_mixture_equals_dense_computation_in_float64(source: str, bundle: Path) -> None:
     plain = source == "plain"
-    moe = _moe(demo_model.PlainExperts if plain else demo_model.load_experts(bundle, "cpu"))
+    moe = _moe(demo_model.PlainLayer if plain else demo_model.load_layer(bundle, "cpu"))
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(40, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     dy = torch.randn(40, 8, dtype=torch.float64, generator=generator)
@@ -234,8 +252,8 @@ def test_time_limit_ends_the_run(
 
 
 def test_a_wrong_module_is_seen(bundle: Path, tmp_path: Path) -> None:
-    source = STAND_IN.replace("probs[:, None, None]", "torch.ones_like(probs)[:, None, None]")
-    (bundle / "grouped_mlp__bf16.py").write_text(source)
+    source = STAND_IN.replace("weights[:, :, None]", "(weights > 0)[:, :, None]")
+    (bundle / "moe_layer__bf16.py").write_text(source)
     result = demo.run_demo(bundle, "cpu", steps=1, output=tmp_path / "demo.png", config=TINY)
     assert result.probe.gradient_difference > 0.5
 
@@ -260,19 +278,19 @@ def test_missing_matplotlib_is_said(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("module", r"grouped_mlp__bf16\.py: expected a file of a generated bundle.*--arch cpu"),
-        ("class", r"grouped_mlp__bf16\.py: expected a class GroupedMLP, got none"),
-        ("parameter", r"GroupedMLP: expected the parameters fc1\.weight"),
+        ("module", r"moe_layer__bf16\.py: expected a file of a generated bundle.*--arch cpu"),
+        ("class", r"moe_layer__bf16\.py: expected a class MoELayer, got none"),
+        ("parameter", r"MixtralRouter and MoELayer: expected the parameters router\.weight"),
         ("gradient", r"expected a gradient for blocks\.0\.moe\.experts\.fc2\.weight, got none"),
         ("finite", r"expected a finite gradient for .* got a relative difference of nan"),
     ],
 )
 def test_broken_bundle_is_named(damage: str, message: str, bundle: Path, tmp_path: Path) -> None:
-    path = bundle / "grouped_mlp__bf16.py"
+    path = bundle / "moe_layer__bf16.py"
     replacements = {
-        "class": ("class GroupedMLP", "class Other"),
+        "class": ("class MoELayer", "class Other"),
         "parameter": ("fc2", "down"),
-        "gradient": ("self.fc2.weight, chosen", "self.fc2.weight.data, chosen"),
+        "gradient": ("a, self.fc2.weight)", "a, self.fc2.weight.data)"),
         "finite": ('"th,eih->tei", x,', '"th,eih->tei", x * float("nan"),'),
     }
     if damage == "module":
@@ -295,6 +313,11 @@ def test_broken_bundle_is_named(damage: str, message: str, bundle: Path, tmp_pat
 def test_bad_arguments(steps: int, name: str, message: str, bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=message):
         demo.run_demo(bundle, "cpu", steps=steps, output=tmp_path / name, config=TINY)
+
+
+def test_the_router_has_two_choices(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(DemoError, match=r"DemoConfig\.top_k: expected 2, got 3"):
+        demo.run_demo(bundle, "cpu", output=tmp_path / "demo.png", config=replace(TINY, top_k=3))
 
 
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..api import BUILTIN, Folders, Request, build, find_tools, generate, load_specs
@@ -14,7 +14,7 @@ from ..build.toolchain import BuildError
 from ..publish.publish import RefusedError
 from ..spec.serving import arch_of
 
-MODULE, RECIPE = "grouped_mlp", "bf16"
+ROUTER, EXPERTS, RECIPE = "router_mixtral", "moe_layer", "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def prepare(
     progress: Progress | None = None,
     folders: Folders = BUILTIN,
 ) -> DemoBundle:
-    """Generate the module of the demo and, if its architecture has kernels, build it.
+    """Generate the modules of the demo and, if its architecture has kernels, build it.
 
     Args:
         arch: architecture; by default that of the visible GPU, and `cpu` where there is none or
@@ -55,7 +55,8 @@ def prepare(
     specs = load_specs(folders)
     folder = out or default_folder()
     chosen = arch_named(arch, specs) if arch else arch_of(visible_capability(), specs) or "cpu"
-    bundle = _generated(chosen, folder, folders, say)
+    bundle = generated(chosen, folder, folders=folders)
+    say(f"generated {bundle}")
     if not specs.archs[chosen].has_kernels:
         return DemoBundle(bundle, chosen)
     try:
@@ -66,15 +67,28 @@ def prepare(
         if arch:
             raise
         say(f"the kernels for {chosen} cannot be built, so the demo runs on the CPU: {error}")
-        return DemoBundle(_generated("cpu", folder, folders, say), "cpu")
+        return DemoBundle(generated("cpu", folder, folders=folders), "cpu")
     return DemoBundle(bundle, chosen)
 
 
-def _generated(arch: str, folder: Path, folders: Folders, say: Callable[[str], None]) -> Path:
-    done = generate(
-        Request(out=folder, archs=(arch,), modules=(MODULE,), recipes=(RECIPE,), folders=folders)
-    )
-    if done.refused:
-        raise RefusedError(done.refused[0].changes)
-    say(f"generated {done.bundles[0].bundle}")
+def generated(
+    arch: str,
+    folder: Path,
+    recipe: str = RECIPE,
+    options: Sequence[str] = (),
+    folders: Folders = BUILTIN,
+) -> Path:
+    """The bundle with the modules of the demo below a folder, beside what it has.
+
+    Recipe and options are those of the experts: recipes leave routers alone.
+
+    Raises:
+        RefusedError: the bundle was edited by hand.
+    """
+    router = Request(folder, (), (arch,), (ROUTER,), (RECIPE,), folders=folders)
+    experts = replace(router, modules=(EXPERTS,), recipes=(recipe,), options=tuple(options))
+    for request in (router, experts):
+        done = generate(request)
+        if done.refused:
+            raise RefusedError(done.refused[0].changes)
     return done.bundles[0].bundle

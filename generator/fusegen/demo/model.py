@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
@@ -26,8 +27,11 @@ from torch.nn import functional
 
 from .experiment import Corpus, DemoConfig, DemoError, HeldOut, Probe, Sample, Step
 
-MODULE = "grouped_mlp"
-CLASS = "GroupedMLP"
+CLASSES = {"router_mixtral": "MixtralRouter", "moe_layer": "MoELayer"}
+"""Modules of the generated layer, and their classes."""
+NAMES = " and ".join(CLASSES.values())
+TOP_K = 2
+"""Experts of a token that this router chooses."""
 BYTES = 256
 BALANCE = 0.01
 """Weight of the load-balancing term; without one, top-k routing starves most experts."""
@@ -36,19 +40,15 @@ WARMUP = 0.15
 CLIP = 1.0
 
 
-class ExpertsFactory(Protocol):
-    """The constructor that plain and generated experts share."""
+class LayerFactory(Protocol):
+    """What makes the mixture-of-experts layer of a block: plain, or from a bundle.
 
-    def __call__(
-        self,
-        *,
-        num_groups: int,
-        hidden: int,
-        intermediate: int,
-        bias: bool,
-        device: str,
-        dtype: torch.dtype,
-    ) -> nn.Module: ...
+    A layer takes x [N, H] and gives y [N, H] in x's type and the balance term, a number.  Its
+    parameters are router.weight [E, H], experts.fc1.weight [E, 2I, H] (gate rows, then up rows) and
+    experts.fc2.weight [E, H, I], all bfloat16.
+    """
+
+    def __call__(self, config: DemoConfig, device: str) -> nn.Module: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +106,13 @@ class _StackedWeight(nn.Module):
 
 
 class PlainExperts(nn.Module):
-    """The experts as one would write them in PyTorch: a loop over the experts.
+    """The experts as one would write them in PyTorch: a loop over the experts."""
 
-    Same constructor, parameters and call as the generated `GroupedMLP`: `fc1.weight` [E, 2I, H]
-    (gate rows, then up rows) and `fc2.weight` [E, H, I].
-    """
-
-    def __init__(
-        self,
-        *,
-        num_groups: int,
-        hidden: int,
-        intermediate: int,
-        bias: bool,
-        device: str,
-        dtype: torch.dtype,
-    ) -> None:
-        if bias:
-            raise ValueError("PlainExperts.bias: expected False, got True; the demo has no bias")
+    def __init__(self, config: DemoConfig, device: str) -> None:
         super().__init__()
-        self.fc1 = _StackedWeight(num_groups, 2 * intermediate, hidden, device=device, dtype=dtype)
-        self.fc2 = _StackedWeight(num_groups, hidden, intermediate, device=device, dtype=dtype)
+        wide, narrow = config.intermediate, config.hidden
+        made = partial(_StackedWeight, config.experts, device=device, dtype=torch.bfloat16)
+        self.fc1, self.fc2 = made(2 * wide, narrow), made(narrow, wide)
 
     def forward(self, x: Tensor, split_sizes: Tensor, probs: Tensor) -> Tensor:
         """x [T, H] sorted by expert, split_sizes int64 [E], probs [T] -> [T, H] in x's dtype."""
@@ -153,47 +139,70 @@ def expert(x: Tensor, probs: Tensor, fc1: Tensor, fc2: Tensor) -> Tensor:
     return functional.linear((functional.silu(gate) * up * probs[:, None]).to(x.dtype), fc2)
 
 
-class MixtureOfExperts(nn.Module):
-    """Feed-forward layer of E experts, `top_k` of which see each token."""
+class PlainLayer(nn.Module):
+    """The layer as one would write it in PyTorch: route, sort, experts, sort back, add up.
 
-    def __init__(self, hidden: int, experts: int, top_k: int, grouped: nn.Module) -> None:
+    Args:
+        config: sizes.
+        device: of its parameters.
+        experts: others than plain ones, with the same parameters and call.
+    """
+
+    def __init__(self, config: DemoConfig, device: str, experts: nn.Module | None = None) -> None:
         super().__init__()
-        self.top_k = top_k
-        self.router = nn.Linear(hidden, experts, bias=False)
-        self.experts = grouped
-        self.dtype = cast(Tensor, grouped.get_parameter("fc1.weight")).dtype
+        self.top_k = config.top_k
+        self.router = nn.Linear(
+            config.hidden, config.experts, bias=False, device=device, dtype=torch.bfloat16
+        )
+        self.experts = experts or PlainExperts(config, device)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, H] -> (y [N, H] in x's dtype, balance term)."""
         # Routing is a hard choice: made from bfloat16 logits it would flip on rounding.
+        wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            routing = route(self.router(x.to(self.router.weight.dtype)), self.top_k)
+            logits = functional.linear(x.to(wide), self.router.weight.to(wide))
+        routing = route(logits, self.top_k)
         # Copy first, then permute: a permutation's gradient writes each row once, where gathering
         # `x[order // k]` would add up rows in an order that changes from run to run on a GPU.
-        copies = x.to(self.dtype).repeat_interleave(self.top_k, dim=0)
+        copies = x.repeat_interleave(self.top_k, dim=0)
         rows = copies.index_select(0, routing.order)
         y = self.experts(rows, routing.split_sizes, routing.probs)
-        y = y.index_select(0, routing.inverse).to(x.dtype)
+        y = y.index_select(0, routing.inverse)
         return y.view(x.shape[0], self.top_k, -1).sum(dim=1), routing.balance
+
+
+class GeneratedLayer(nn.Module):
+    """The layer of two generated modules: the router, and all between it and the residual."""
+
+    def __init__(self, router: nn.Module, experts: nn.Module) -> None:
+        super().__init__()
+        self.router = router
+        self.experts = experts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, H] -> (y [N, H] in x's dtype, balance term)."""
+        probs, balance, _, ids, counts = self.router(x)
+        return self.experts(x, probs, ids, counts), balance
 
 
 class Block(nn.Module):
     """Causal attention, then the mixture of experts, each on a normalised residual."""
 
-    def __init__(self, config: DemoConfig, experts: nn.Module) -> None:
+    def __init__(self, config: DemoConfig, layer: nn.Module) -> None:
         super().__init__()
         self.heads = config.heads
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
         self.out = nn.Linear(config.hidden, config.hidden, bias=False)
         self.moe_norm = nn.LayerNorm(config.hidden)
-        self.moe = MixtureOfExperts(config.hidden, config.experts, config.top_k, experts)
+        self.moe = layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, S, H] -> (x [B, S, H], balance term)."""
         x = x + self._attend(self.attention_norm(x))
-        y, balance = self.moe(self.moe_norm(x).flatten(0, 1))
-        return x + y.view_as(x), balance
+        y, balance = self.moe(self.moe_norm(x).flatten(0, 1).bfloat16())
+        return x + y.view_as(x).to(x.dtype), balance
 
     def _attend(self, x: Tensor) -> Tensor:
         batch, length, hidden = x.shape
@@ -204,14 +213,14 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Next-byte model: embeddings, blocks, a linear head. fp32 but for the bf16 experts."""
+    """Next-byte model: embeddings, blocks, a linear head. fp32 but for the layers of experts."""
 
-    def __init__(self, config: DemoConfig, factory: ExpertsFactory, device: str) -> None:
+    def __init__(self, config: DemoConfig, factory: LayerFactory, device: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, config.hidden)
         self.position = nn.Embedding(config.context, config.hidden)
         self.blocks = nn.ModuleList(
-            Block(config, _experts(config, factory, device)) for _ in range(config.layers)
+            Block(config, factory(config, device)) for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, BYTES, bias=False)
@@ -227,17 +236,6 @@ class ByteModel(nn.Module):
         logits = self.head(self.norm(x))
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return loss, torch.stack(balances).mean()
-
-
-def _experts(config: DemoConfig, factory: ExpertsFactory, device: str) -> nn.Module:
-    return factory(
-        num_groups=config.experts,
-        hidden=config.hidden,
-        intermediate=config.intermediate,
-        bias=False,
-        device=device,
-        dtype=torch.bfloat16,
-    )
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -265,8 +263,9 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
     if expected != got:
         wrong = sorted(set(expected.items()) ^ set(got.items()))
         raise DemoError(
-            f"{MODULE}.{CLASS}: expected the parameters fc1.weight [E, 2*I, H] and fc2.weight "
-            f"[E, H, I] alone, got differences at {wrong}; generate the bundle again"
+            f"{NAMES}: expected the parameters router.weight [E, H], experts.fc1.weight "
+            f"[E, 2*I, H] and experts.fc2.weight [E, H, I] alone, got differences at {wrong}; "
+            f"generate the bundle again"
         )
     with torch.no_grad():
         for name, parameter in source.named_parameters():
@@ -414,14 +413,14 @@ class Pair:
 
     @classmethod
     def build(
-        cls, config: DemoConfig, factory: ExpertsFactory, device: str, steps: int, seed: int
+        cls, config: DemoConfig, factory: LayerFactory, device: str, steps: int, seed: int
     ) -> Pair:
         """Two models with equal parameters.
 
         Raises:
             DemoError: `factory` makes other parameters than the contract says.
         """
-        plain = ByteModel(config, PlainExperts, device)
+        plain = ByteModel(config, PlainLayer, device)
         initialise(plain, seed)
         generated = ByteModel(config, factory, device)
         copy_parameters(plain, generated)
@@ -477,13 +476,13 @@ def _gradient_differences(plain: nn.Module, generated: nn.Module) -> Iterator[tu
         got = generated.get_parameter(name).grad
         if expected is None or got is None:
             raise DemoError(
-                f"{MODULE}.{CLASS}: expected a gradient for {name}, got none; run the bundle's "
+                f"{NAMES}: expected a gradient for {name}, got none; run the bundle's "
                 f"own tests to see which operand loses it"
             )
         difference = ((got.float() - expected.float()).norm() / expected.float().norm()).item()
         if not math.isfinite(difference):
             raise DemoError(
-                f"{MODULE}.{CLASS}: expected a finite gradient for {name}, got a relative "
+                f"{NAMES}: expected a finite gradient for {name}, got a relative "
                 f"difference of {difference}; run the bundle's own tests"
             )
         yield name, difference
@@ -535,27 +534,59 @@ def device_name(device: str) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
-def load_experts(bundle: Path, arch: str, recipe: str = "bf16") -> ExpertsFactory:
-    """Import `GroupedMLP` from the bundle's folder, which need not be on `sys.path`.
+def load_layer(bundle: Path, arch: str, recipe: str = "bf16") -> LayerFactory:
+    """Import the modules of the layer from the bundle's folder, which need not be on `sys.path`.
+
+    Args:
+        bundle: the folder.
+        arch: its architecture, for messages.
+        recipe: of the experts, with options behind two underscores each; that of the router is
+            bf16, as recipes leave routers alone.
 
     Raises:
-        DemoError: the folder or the module is not there, or has no such class.
+        DemoError: the folder or a module is not there, or has no such class.
     """
-    folder, cell = bundle.resolve(), f"{MODULE}__{recipe}"
+    folder = bundle.resolve()
+    router, experts = (
+        _class_of(folder, module, word, arch)
+        for module, word in zip(CLASSES, ("bf16", recipe), strict=True)
+    )
+    return layer_of(router, experts)
+
+
+def layer_of(router: Callable[..., nn.Module], experts: Callable[..., nn.Module]) -> LayerFactory:
+    """The factory of layers of two generated classes."""
+
+    def made(config: DemoConfig, device: str) -> nn.Module:
+        if config.top_k != TOP_K:
+            raise DemoError(f"DemoConfig.top_k: expected {TOP_K}, got {config.top_k}")
+        sizes = {"num_experts": config.experts, "hidden": config.hidden, "device": device}
+        own = {"intermediate": config.intermediate, "bias": False}
+        return GeneratedLayer(
+            router(**sizes, aux_coefficient=1.0, dtype=torch.bfloat16),
+            experts(**sizes, **own, dtype=torch.bfloat16),
+        )
+
+    return made
+
+
+def _class_of(folder: Path, module: str, recipe: str, arch: str) -> Callable[..., nn.Module]:
+    cell, words = f"{module}__{recipe}", recipe.split("__")
     for needed in (folder / "__init__.py", folder / f"{cell}.py"):
         if not needed.is_file():
             raise DemoError(
                 f"{needed}: expected a file of a generated bundle, got none; run: fusegen "
-                f"generate --arch {arch} --module {MODULE} --recipe {recipe} --out {bundle.parent}"
+                f"generate --arch {arch} --module {module} --recipe {' --option '.join(words)} "
+                f"--out {folder.parent}"
             )
     package = _import_package(folder)
-    module = importlib.import_module(f"{package.__name__}.{cell}")
-    factory = getattr(module, CLASS, None)
-    if factory is None:
+    found = getattr(importlib.import_module(f"{package.__name__}.{cell}"), CLASSES[module], None)
+    if found is None:
         raise DemoError(
-            f"{folder / f'{cell}.py'}: expected a class {CLASS}, got none; generate it again"
+            f"{folder / f'{cell}.py'}: expected a class {CLASSES[module]}, got none; generate it "
+            f"again"
         )
-    return cast(ExpertsFactory, factory)
+    return cast(Callable[..., nn.Module], found)
 
 
 def _import_package(folder: Path) -> ModuleType:

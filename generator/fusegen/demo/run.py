@@ -1,8 +1,9 @@
 """`fusegen demo`: train one small mixture-of-experts language model twice and compare.
 
-Both models start from the same weights and read the same batches. One runs its experts as plain
-PyTorch, the other through a generated `grouped_mlp__bf16.GroupedMLP`. If the generated module is
-right, the two loss curves lie on each other; what differs is time and memory.
+Both models start from the same weights and read the same batches. One has its mixture-of-experts
+layers in plain PyTorch, the other generated: `router_mixtral__bf16.MixtralRouter` and
+`moe_layer__bf16.MoELayer`. If these are right, the two loss curves lie on each other; what differs
+is time and memory.
 
 Importing this file costs nothing: torch and matplotlib are imported inside the functions that
 need them, everything built from torch lives in `fusegen.demo.model`.
@@ -120,7 +121,8 @@ def run_demo(
     """Train both models, print the comparison to stdout and draw it to `output`.
 
     Args:
-        bundle: folder of a generated (and for a GPU: built) bundle that has `grouped_mlp__bf16`.
+        bundle: folder of a generated (and for a GPU: built) bundle that has
+            `router_mixtral__bf16` and `moe_layer__bf16`.
         arch: architecture of that bundle; `cpu` runs on the CPU, any other on `cuda`.
         steps: training steps of each model; the config's own number when None.
         output: picture to write (.png, .svg or .pdf); missing folders are made.
@@ -146,8 +148,8 @@ def run_demo(
     console = Console(stderr=True)
     _say(console, _introduction(bundle, arch, place, sizes, corpus))
     demo_model.check_device(place, arch)
-    experts = demo_model.load_experts(bundle, arch)
-    pair = demo_model.Pair.build(sizes, experts, place, planned, seed)
+    layer = demo_model.load_layer(bundle, arch)
+    pair = demo_model.Pair.build(sizes, layer, place, planned, seed)
     data = demo_model.Batches(corpus, sizes, place, seed)
     probe = pair.probe(data)
     with _progress(console, planned) as progress:
@@ -199,7 +201,7 @@ def _introduction(bundle: Path, arch: str, place: str, sizes: DemoConfig, corpus
         f"Text: {corpus.files} modules of Python's standard library, "
         f"{len(corpus.train) / 2**20:.1f} MiB to train on, "
         f"{len(corpus.held_out) / 2**20:.1f} MiB held out.\n"
-        f"Experts: {PLAIN} against {bundle}/grouped_mlp__bf16.py ({arch}) on {place}."
+        f"Layers: {PLAIN} against router_mixtral and moe_layer of {bundle} ({arch}) on {place}."
     )
 
 
@@ -294,7 +296,7 @@ def _draw_losses(axes: Axes, steps: Sequence[Step], arch: str) -> None:
     axes.plot(numbers, [s.plain.loss for s in steps], color="tab:gray", lw=3.0, label=PLAIN)
     axes.plot(numbers, [s.generated.loss for s in steps], color="tab:red", lw=1.0, label=GENERATED)
     axes.set_ylabel("loss, nats per byte")
-    axes.set_title(f"Same model, same batches, two expert layers ({arch})")
+    axes.set_title(f"Same model, same batches, two mixture-of-experts layers ({arch})")
     axes.legend()
     axes.grid(alpha=0.3)
 
