@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f7292182bd81e64c
+# checksum sha256:58695bc97636fd10
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "0f0d8282480982d4694f0e92b5430fc919a2b97ec8ef3eb12546f4fc5179800b"
+DIGEST = "f139c0baf7cd3f19e82c1cb710c9a8f26332bb62774fed39ddf2b32a06bca637"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -123,7 +123,7 @@ def _backward_flops(
         if weight_main_grad is not None
         else 0
     )
-    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+    return (2 * T * N * K if need_dweight else 0) + (2 * T * N * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -399,20 +399,20 @@ backward (dy, split_sizes, weight, x_columnwise, x_columnwise_scale, weight_main
      dbias
      2 T N + 8 E + T align(N, 16) + 4 T ceildiv(N, 128) + N align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) N + 2 E N bytes
-  2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-     2 E N K + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) bytes; if need_dx
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
-     split_sizes -> dx
-     2 T N K flop;
-     T align(N, 16) + 4 T ceildiv(N, 128) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) +
-     8 E + 2 T K bytes;
-     if need_dx
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, weight_main_grad -> weight_main_grad
      2 T N K flop;
      N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + K align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) K + 8 E + 8 E N K bytes;
      if need_dweight
+  3. quantize: weight -> weight_columnwise, weight_columnwise_scale
+     2 E N K + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) bytes; if need_dx
+  4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
+     split_sizes -> dx
+     2 T N K flop;
+     T align(N, 16) + 4 T ceildiv(N, 128) + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) +
+     8 E + 2 T K bytes;
+     if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes                            always
@@ -422,6 +422,6 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes, inputs and
       parameters included
   33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 820 MB at E = 8, K = 4096, N = 4096, T = 32768
-  peak of the backward, with all gradients: 898 MB at E = 128, K = 2048, N = 2048, T = 32768
+  peak of the backward, with all gradients: 681 MB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 820 MB at E = 128, K = 2048, N = 2048, T = 32768
 """

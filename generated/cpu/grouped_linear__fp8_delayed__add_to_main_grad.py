@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:25d778fbf5783c85
+# checksum sha256:c3da2193ce50b475
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "59ba1cbe7ec44ea5832c5c2a5d2e9a058b2d9f6f759099a2dad50635f392649a"
+DIGEST = "5e1591f071e8fde32167bc677958d429f56e74619b8107e7e168f8cf9e1c3d2e"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -136,7 +136,7 @@ def _backward_flops(
         if weight_main_grad is not None
         else 0
     )
-    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+    return (2 * T * N * K if need_dweight else 0) + (2 * T * N * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -492,16 +492,16 @@ backward (dy, split_sizes, weight, x_columnwise, x_columnwise_scale, weight_scal
   1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N bytes
-  2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-     2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
-     split_sizes -> dx
-     2 T N K flop; T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes; if need_dx
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, weight_main_grad -> weight_main_grad
      2 T N K flop;
      N align(32 (T // 32 + E), 16) + 16 E + K align(32 (T // 32 + E), 16) + 8 E N K bytes;
      if need_dweight
+  3. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+     2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
+  4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise, weight_columnwise_scale,
+     split_sizes -> dx
+     2 T N K flop; T align(N, 16) + 16 E + E K align(N, 16) + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes                            always
@@ -511,6 +511,6 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
   K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 807 MB at E = 8, K = 4096, N = 4096, T = 32768
-  peak of the backward, with all gradients: 890 MB at E = 128, K = 2048, N = 2048, T = 32768
+  peak of the backward, with all gradients: 672 MB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 814 MB at E = 128, K = 2048, N = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:50dd1d571eb9ddf1
+# checksum sha256:727bfd4035e28616
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "aab91c53b551d86b3ebe3c2784796bcaa302ad594ebd53577b241d9df2609fc0"
+DIGEST = "b8f2d9b62fbe5c9cc9da4c3103204358834fb6eda5a2e3c3a87f37e357dd872b"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -93,73 +93,57 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
         else None
     )
-    return dfc2_weight, dfc2_bias, da
+    dy_columnwise_scale = (
+        dy.new_empty((T // 128 + E, H), dtype=torch.float32) if need_dfc2_weight else None
+    )
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh
 
 
 def _backward_1_flops(
     dy: Tensor,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_block",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=5,
@@ -171,44 +155,13 @@ _backward_1 = _library.register(
 
 def _backward_2_fake(
     dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, probs, h, da)
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dprobs, dh
-
-
-_backward_2 = _library.register(
-    "grouped_mlp__fp8_block",
-    "backward_2",
-    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=4,
-    mutated=0,
-    reference=reference.backward_2,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
     split_sizes: Tensor,
     dh: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, split_sizes, dh)
+    reference.check_backward_2(dy, split_sizes, dh)
     T = dy.shape[-2]
     E = split_sizes.shape[-1]
     F = dh.shape[-1] // 2
@@ -230,20 +183,20 @@ def _backward_3_fake(
     return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
 
 
-_backward_3 = _library.register(
+_backward_2 = _library.register(
     "grouped_mlp__fp8_block",
-    "backward_3",
+    "backward_2",
     "(Tensor dy, Tensor split_sizes, Tensor dh, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
     tensors=3,
     mutated=0,
-    reference=reference.backward_3,
+    reference=reference.backward_2,
 )
 
 
-def _backward_4_fake(
+def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
@@ -256,7 +209,7 @@ def _backward_4_fake(
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_4(
+    reference.check_backward_3(
         dy,
         split_sizes,
         fc1_weight,
@@ -284,7 +237,7 @@ def _backward_4_fake(
     return dx, dfc1_weight
 
 
-def _backward_4_flops(
+def _backward_3_flops(
     dy: Tensor,
     fc1_weight: Tensor | None,
     dh_columnwise: Tensor | None,
@@ -306,16 +259,70 @@ def _backward_4_flops(
     return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward_4 = _library.register(
+_backward_3 = _library.register(
     "grouped_mlp__fp8_block",
-    "backward_4",
+    "backward_3",
     "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
     "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
     "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, bool need_dx, "
     "bool need_dfc1_weight) -> (Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=9,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(
+    dy: Tensor, a_columnwise: Tensor | None, a_columnwise_scale: Tensor | None
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_block",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
     fake=_backward_4_fake,
     check=reference.check_backward_4,
-    tensors=9,
+    tensors=6,
     mutated=0,
     reference=reference.backward_4,
     flops=_backward_4_flops,
@@ -347,15 +354,15 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = (
-        dh_columnwise_scale
-    ) = dx = dfc1_weight = None
-    dfc2_weight, dfc2_bias, da = _backward_1(
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dfc1_weight
+    ) = dfc2_weight = None
+    dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh = _backward_1(
         dy,
         split_sizes,
+        probs,
+        h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
         need_dx,
         need_dfc1_weight,
         need_dfc2_weight,
@@ -363,19 +370,14 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del fc2_weight, a_columnwise, a_columnwise_scale
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dprobs, dh = _backward_2(
-            dy, probs, h, da, need_dx, need_dfc1_weight, need_dprobs, need_dfc1_bias
-        )
-        del probs, h, da
+    del probs, h, fc2_weight
     if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
             dy, split_sizes, dh, need_dx, need_dfc1_weight, need_dfc1_bias
         )
         del dh
     if need_dx or need_dfc1_weight:
-        dx, dfc1_weight = _backward_4(
+        dx, dfc1_weight = _backward_3(
             dy,
             split_sizes,
             fc1_weight,
@@ -387,6 +389,25 @@ def _backward(
             dh_columnwise_scale,
             need_dx,
             need_dfc1_weight,
+        )
+        del (
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+        )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise,
+            dy_columnwise_scale,
+            need_dfc2_weight,
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -759,7 +780,7 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; between ops
+  da                           [T, F]; io; 2 T F bytes; workspace
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
@@ -784,8 +805,8 @@ buffers
   fc2_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(F, 128)]; float32;
                                4 E ceildiv(H, 128) ceildiv(F, 128) bytes; workspace
   dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e4m3;
-                               H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale          [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; workspace
+                               H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale          [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; between ops
   a_columnwise                 [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [T // 128 + E, F]; float32; 4 (T // 128 + E) F bytes;
@@ -830,8 +851,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      T align(F, 16) + 4 T ceildiv(F, 128) + E H align(F, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
      8 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
-    dfc2_bias, da
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dfc2_bias, dy_columnwise,
+    dy_columnwise_scale, dh
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
@@ -845,23 +866,16 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> df
      T align(H, 16) + 4 T ceildiv(H, 128) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
      8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes -> dfc2_weight
-     2 T H F flop;
-     H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
-     128 + E) F + 8 E + 2 E H F bytes;
-     if need_dfc2_weight
-backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
-    need_dfc1_bias
-  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
-backward_3 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+backward_2 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias
      2 T 2 F + 8 E + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(32 (T // 32 + E), 16) + 4
      (T // 128 + E) 2 F + 2 E 2 F bytes
-backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
+backward_3 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
     dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or
     need_dfc1_weight
   1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -878,6 +892,13 @@ backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_ro
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T
      // 128 + E) H + 8 E + 2 E 2 F H bytes;
      if need_dfc1_weight
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
+     128 + E) F + 8 E + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -894,6 +915,6 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
   4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 1.77 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.73 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.78 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.51 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:44652dfdc74589c1
+# checksum sha256:a38e906463c23e06
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "025767c056df386258e7d14a1c73d6c48c5e5e17e3368f8f39089d9f35a5397e"
+DIGEST = "099122f8e6693f376d07ab8094ae0d211dca792b6bc28d6bb0c0f3eb27c5c995"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -155,9 +155,9 @@ def _backward_1_flops(
         if fc2_weight_main_grad is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -210,43 +210,53 @@ _backward_2 = _library.register(
 def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     dh: Tensor,
+    fc1_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, split_sizes, dh)
+) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_backward_3(
+        dy, split_sizes, x_columnwise, x_columnwise_scale, dh, fc1_weight_main_grad
+    )
     T = dy.shape[-2]
     E = split_sizes.shape[-1]
     F = dh.shape[-1] // 2
-    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
+    dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dh_rowwise = (
-        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
     )
     dh_rowwise_scale = (
-        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32) if need_dx else None
+        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float32)
     )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else None
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((T // 128 + E, 2 * F), dtype=torch.float32) if need_dfc1_weight else None
-    )
-    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale
+
+
+def _backward_3_flops(dy: Tensor, dh: Tensor, need_dfc1_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = dh.shape[-1] // 2
+    return 2 * T * 2 * F * H if need_dfc1_weight else 0
 
 
 _backward_3 = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor dh, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor dh, Tensor(a!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc1_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=3,
-    mutated=0,
+    tensors=6,
+    mutated=1,
     reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -254,70 +264,33 @@ def _backward_4_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
 ) -> Tensor:
-    reference.check_backward_4(
-        dy,
-        split_sizes,
-        fc1_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-        fc1_weight_main_grad,
-    )
+    reference.check_backward_4(dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale)
     T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dx = dy.new_empty((T, H))
     return dx
 
 
-def _backward_4_flops(
-    dy: Tensor,
-    fc1_weight: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-) -> int:
+def _backward_4_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
-    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
 
 
 _backward_4 = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward_4",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
-    "bool need_dx, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+    "Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
     fake=_backward_4_fake,
     check=reference.check_backward_4,
-    tensors=10,
-    mutated=1,
+    tensors=5,
+    mutated=0,
     reference=reference.backward_4,
     flops=_backward_4_flops,
 )
@@ -349,9 +322,7 @@ def _backward(
     ) = left
     left.clear()
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = (
-        dh_columnwise_scale
-    ) = dx = None
+    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dx = None
     dfc2_bias, da = _backward_1(
         dy,
         split_sizes,
@@ -380,26 +351,28 @@ def _backward(
         )
         del probs, h, da
     if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
-            dy, split_sizes, dh, need_dx, need_dfc1_weight, need_dfc1_bias
+        dfc1_bias, dh_rowwise, dh_rowwise_scale = _backward_3(
+            dy,
+            split_sizes,
+            x_columnwise,
+            x_columnwise_scale,
+            dh,
+            fc1_weight_main_grad,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc1_bias,
         )
-        del dh
-    if need_dx or need_dfc1_weight:
+        del x_columnwise, x_columnwise_scale, dh
+    if need_dx:
         dx = _backward_4(
             dy,
             split_sizes,
             fc1_weight,
-            x_columnwise,
-            x_columnwise_scale,
-            dh_rowwise,
-            dh_rowwise_scale,
-            dh_columnwise,
-            dh_columnwise_scale,
-            fc1_weight_main_grad,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
             need_dx,
-            need_dfc1_weight,
         )
-    return dx if need_dx else None, dprobs, dfc1_bias, dfc2_bias if need_dfc2_bias else None
+    return dx, dprobs, dfc1_bias if need_dfc1_bias else None, dfc2_bias if need_dfc2_bias else None
 
 
 class _GroupedMLP(torch.autograd.Function):
@@ -827,9 +800,8 @@ buffers
   fc1_weight_columnwise_scale  [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
                                4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
   dh_columnwise                [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
-                               2 F align(32 (T // 32 + E), 16) bytes; between ops
-  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes;
-                               between ops
+                               2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale          [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes; workspace
   x_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale           [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes;
@@ -866,48 +838,45 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_w
      dfc2_bias
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H + 2 E H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale, split_sizes -> da
-     2 T H F flop;
-     T align(H, 16) + 4 T ceildiv(H, 128) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
-     8 E + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      2 T H F flop;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + F align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) F + 8 E + 8 E H F bytes;
      if need_dfc2_weight
+  3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     2 T H F flop;
+     T align(H, 16) + 4 T ceildiv(H, 128) + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) +
+     8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
 backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
     need_dfc1_bias
   1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
-backward_3 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-    dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
+backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh, fc1_weight_main_grad)
+    -> dfc1_bias, dh_rowwise, dh_rowwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias
      2 T 2 F + 8 E + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(32 (T // 32 + E), 16) + 4
      (T // 128 + E) 2 F + 2 E 2 F bytes
-backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx, if need_dx or
-    need_dfc1_weight
-  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, split_sizes -> dx
-     2 T 2 F H flop;
-     T align(2 F, 16) + 4 T ceildiv(2 F, 128) + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
-     ceildiv(H, 128) + 8 E + 2 T H bytes;
-     if need_dx
-  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  2. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + H align(32 (T // 32 + E), 16) + 4 (T
      // 128 + E) H + 8 E + 8 E 2 F H bytes;
      if need_dfc1_weight
+backward_4 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     2 T 2 F H flop;
+     T align(2 F, 16) + 4 T ceildiv(2 F, 128) + E H align(2 F, 16) + 4 E ceildiv(2 F, 128)
+     ceildiv(H, 128) + 8 E + 2 T H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -924,6 +893,6 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
   4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 1.50 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 1.58 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.48 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 1.35 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a6c739c8b3896708
+# checksum sha256:f54a3907a6380c1a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "ba8d93e528affff1fdf82d5417fefa61d09821d8305d685f243e84c30e8daf9f"
+DIGEST = "190c88983151df6461ab9a3eb7795eb6d71de911c0fe33cdf1a1a47dc92bbf76"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 
@@ -89,68 +89,55 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
         else None
     )
-    return dfc2_weight, dfc2_bias, da
+    dy_columnwise_scale = dy.new_empty((E,), dtype=torch.float32) if need_dfc2_weight else None
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh
 
 
 def _backward_1_flops(
     dy: Tensor,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_current",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=5,
@@ -162,44 +149,13 @@ _backward_1 = _library.register(
 
 def _backward_2_fake(
     dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, probs, h, da)
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dprobs, dh
-
-
-_backward_2 = _library.register(
-    "grouped_mlp__fp8_current",
-    "backward_2",
-    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=4,
-    mutated=0,
-    reference=reference.backward_2,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
     split_sizes: Tensor,
     dh: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, split_sizes, dh)
+    reference.check_backward_2(dy, split_sizes, dh)
     T = dy.shape[-2]
     E = split_sizes.shape[-1]
     F = dh.shape[-1] // 2
@@ -217,20 +173,20 @@ def _backward_3_fake(
     return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
 
 
-_backward_3 = _library.register(
+_backward_2 = _library.register(
     "grouped_mlp__fp8_current",
-    "backward_3",
+    "backward_2",
     "(Tensor dy, Tensor split_sizes, Tensor dh, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
     tensors=3,
     mutated=0,
-    reference=reference.backward_3,
+    reference=reference.backward_2,
 )
 
 
-def _backward_4_fake(
+def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
@@ -243,7 +199,7 @@ def _backward_4_fake(
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_4(
+    reference.check_backward_3(
         dy,
         split_sizes,
         fc1_weight,
@@ -269,7 +225,7 @@ def _backward_4_fake(
     return dx, dfc1_weight
 
 
-def _backward_4_flops(
+def _backward_3_flops(
     dy: Tensor,
     fc1_weight: Tensor | None,
     dh_columnwise: Tensor | None,
@@ -288,16 +244,56 @@ def _backward_4_flops(
     return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward_4 = _library.register(
+_backward_3 = _library.register(
     "grouped_mlp__fp8_current",
-    "backward_4",
+    "backward_3",
     "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
     "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
     "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, bool need_dx, "
     "bool need_dfc1_weight) -> (Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=9,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_current",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
     fake=_backward_4_fake,
     check=reference.check_backward_4,
-    tensors=9,
+    tensors=6,
     mutated=0,
     reference=reference.backward_4,
     flops=_backward_4_flops,
@@ -329,15 +325,15 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    dprobs = dh = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = (
-        dh_columnwise_scale
-    ) = dx = dfc1_weight = None
-    dfc2_weight, dfc2_bias, da = _backward_1(
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dfc1_weight
+    ) = dfc2_weight = None
+    dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh = _backward_1(
         dy,
         split_sizes,
+        probs,
+        h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
         need_dx,
         need_dfc1_weight,
         need_dfc2_weight,
@@ -345,19 +341,14 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del fc2_weight, a_columnwise, a_columnwise_scale
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dprobs, dh = _backward_2(
-            dy, probs, h, da, need_dx, need_dfc1_weight, need_dprobs, need_dfc1_bias
-        )
-        del probs, h, da
+    del probs, h, fc2_weight
     if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
             dy, split_sizes, dh, need_dx, need_dfc1_weight, need_dfc1_bias
         )
         del dh
     if need_dx or need_dfc1_weight:
-        dx, dfc1_weight = _backward_4(
+        dx, dfc1_weight = _backward_3(
             dy,
             split_sizes,
             fc1_weight,
@@ -369,6 +360,25 @@ def _backward(
             dh_columnwise_scale,
             need_dx,
             need_dfc1_weight,
+        )
+        del (
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+        )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise,
+            dy_columnwise_scale,
+            need_dfc2_weight,
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -741,7 +751,7 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; between ops
+  da                           [T, F]; io; 2 T F bytes; workspace
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
@@ -763,8 +773,8 @@ buffers
   fc2_weight_columnwise        [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale  [E]; float32; 4 E bytes; workspace
   dy_columnwise                [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                               H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale          [E]; float32; 4 E bytes; workspace
+                               H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale          [E]; float32; 4 E bytes; between ops
   a_columnwise                 [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale           [E]; float32; 4 E bytes; kept for the backward
@@ -798,8 +808,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      split_sizes, fc2_bias -> y
      2 T H F flop; T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
-    dfc2_bias, da
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dfc2_bias, dy_columnwise,
+    dy_columnwise_scale, dh
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias
      2 T H + 16 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
@@ -810,21 +820,15 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale) -> df
      fc2_weight_columnwise_scale, split_sizes -> da
      2 T H F flop; T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes -> dfc2_weight
-     2 T H F flop;
-     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
-     if need_dfc2_weight
-backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
-    need_dfc1_bias
-  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
-backward_3 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+backward_2 (dy, split_sizes, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias
      2 T 2 F + 16 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes
-backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
+backward_3 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
     dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or
     need_dfc1_weight
   1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -837,6 +841,12 @@ backward_4 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_ro
      2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
      if need_dfc1_weight
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -852,5 +862,5 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.72 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.51 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

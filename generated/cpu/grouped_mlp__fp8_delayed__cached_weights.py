@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d47417bb09b2620e
+# checksum sha256:413a9ad668ad7ac4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "8f635bf22b4cbf8490c3c4613e6a294a1025eed11fe3ae733ac17ac1b0ec2cf1"
+DIGEST = "6a10bcdf25a11d5d27049908708a8c67dc2217bb4eab599715ac66188c9cee0b"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -118,8 +118,8 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     backward_state: Tensor,
@@ -129,12 +129,12 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
         dy,
         split_sizes,
-        a_columnwise,
-        a_columnwise_scale,
+        probs,
+        h,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         backward_state,
@@ -143,14 +143,28 @@ def _backward_1_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
+    dprobs = (
+        dy.new_empty((T,), dtype=torch.float32)
+        if need_dprobs
+        else dy.new_empty(0, dtype=torch.float32)
+    )
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh = (
+        dy.new_empty((T, 2 * F))
+        if need_dx or need_dfc1_weight or need_dfc1_bias
         else dy.new_empty(0)
     )
-    return dfc2_weight, dfc2_bias, da
+    return dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh
 
 
 def _backward_1_flops(
@@ -158,26 +172,23 @@ def _backward_1_flops(
     fc2_weight_columnwise: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
     "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
     "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor)",
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=7,
@@ -189,55 +200,26 @@ _backward_1 = _library.register(
 
 def _backward_2_fake(
     dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, probs, h, da)
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dprobs, dh
-
-
-_backward_2 = _library.register(
-    "grouped_mlp__fp8_delayed__cached_weights",
-    "backward_2",
-    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=4,
-    mutated=0,
-    reference=reference.backward_2,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
     split_sizes: Tensor,
-    fc1_weight_columnwise: Tensor,
-    fc1_weight_columnwise_scale: Tensor,
     dh: Tensor,
     backward_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_3(
-        dy, split_sizes, fc1_weight_columnwise, fc1_weight_columnwise_scale, dh, backward_state
-    )
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_2(dy, split_sizes, dh, backward_state)
     T = dy.shape[-2]
-    H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = dh.shape[-1] // 2
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_columnwise = (
         dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
         if need_dfc1_weight
@@ -248,27 +230,81 @@ def _backward_3_fake(
         if need_dfc1_weight
         else dy.new_empty(0, dtype=torch.float32)
     )
-    return dx, dfc1_bias, dh_columnwise, dh_columnwise_scale
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
 
 
-def _backward_3_flops(dy: Tensor, dh: Tensor, need_dx: bool) -> int:
+_backward_2 = _library.register(
+    "grouped_mlp__fp8_delayed__cached_weights",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor dh, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor, "
+    "Tensor)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=4,
+    mutated=1,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_columnwise: Tensor,
+    fc1_weight_columnwise_scale: Tensor,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc2_weight_columnwise: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_columnwise,
+        fc1_weight_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+        fc2_weight_columnwise,
+    )
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh.shape[-1] // 2
-    return 2 * T * 2 * F * H if need_dx else 0
+    E = split_sizes.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor, fc2_weight_columnwise: Tensor, need_dx: bool, need_dfc1_weight: bool
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight_columnwise.shape[-2]
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
 _backward_3 = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor fc1_weight_columnwise, "
-    "Tensor fc1_weight_columnwise_scale, Tensor dh, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "Tensor fc2_weight_columnwise, bool need_dx, bool need_dfc1_weight) -> (Tensor?, "
+    "Tensor?)",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=6,
-    mutated=1,
+    tensors=11,
+    mutated=0,
     reference=reference.backward_3,
     flops=_backward_3_flops,
 )
@@ -277,34 +313,34 @@ _backward_3 = _library.register(
 def _backward_4_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    need_dfc1_weight: bool,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
 ) -> Tensor:
     reference.check_backward_4(
-        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
     )
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    dfc1_weight = dy.new_empty((E, 2 * F, H))
-    return dfc1_weight
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
 
 
-def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+def _backward_4_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    return 2 * T * 2 * F * H
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
 
 
 _backward_4 = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "backward_4",
-    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
     fake=_backward_4_fake,
     check=reference.check_backward_4,
     tensors=6,
@@ -388,13 +424,15 @@ def _backward(
         fc1_weight_columnwise_scale,
     ) = left
     left.clear()
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    dprobs = dh = dx = dfc1_bias = dh_columnwise = dh_columnwise_scale = dfc1_weight = None
-    dfc2_weight, dfc2_bias, da = _backward_1(
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dfc1_weight
+    ) = dfc2_weight = None
+    dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh = _backward_1(
         dy,
         split_sizes,
-        a_columnwise,
-        a_columnwise_scale,
+        probs,
+        h,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         backward_state,
@@ -405,47 +443,60 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del a_columnwise, a_columnwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_da:
-        dprobs, dh = _backward_2(
-            dy,
-            probs,
-            h,
-            da if need_da else None,
-            need_dx,
-            need_dfc1_weight,
-            need_dprobs,
-            need_dfc1_bias,
-        )
-        del probs, h, da
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dx, dfc1_bias, dh_columnwise, dh_columnwise_scale = _backward_3(
+    del probs, h, fc2_weight_columnwise_scale
+    if need_dh_copies:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
             dy,
             split_sizes,
-            fc1_weight_columnwise,
-            fc1_weight_columnwise_scale,
-            dh,
+            dh if need_dh_copies else None,
             backward_state,
             need_dx,
             need_dfc1_weight,
             need_dfc1_bias,
         )
-        del fc1_weight_columnwise, fc1_weight_columnwise_scale, dh
-    if need_dfc1_weight:
-        dfc1_weight = _backward_4(
+        del dh
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_3(
             dy,
             split_sizes,
             x_columnwise,
             x_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
             dh_columnwise if need_dfc1_weight else None,
             dh_columnwise_scale if need_dfc1_weight else None,
+            fc2_weight_columnwise,
+            need_dx,
             need_dfc1_weight,
         )
+        del (
+            x_columnwise,
+            x_columnwise_scale,
+            fc1_weight_columnwise,
+            fc1_weight_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            fc2_weight_columnwise,
+        )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            need_dfc2_weight,
+        )
     return (
-        dx if need_dx else None,
+        dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
-        dprobs,
+        dfc2_weight,
+        dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
     )
@@ -1213,7 +1264,7 @@ buffers
   fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                             [T, H]; io; 2 T H bytes; output
-  da                            [T, F]; io; 2 T F bytes; between ops
+  da                            [T, F]; io; 2 T F bytes; workspace
   dfc2_weight                   [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
   dy                            [T, H]; io; 2 T H bytes; gradient in
@@ -1241,13 +1292,13 @@ buffers
   fc2_weight_columnwise_scale   [E]; float32; 4 E bytes;
                                 buffer fc2.weight_columnwise_scale, filled by refresh
   dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                                H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
+                                H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale           [E]; float32; 4 E bytes; between ops
   a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                 F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
-  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
-  dh_rowwise_scale              [E]; float32; 4 E bytes; workspace
+  dh_rowwise                    [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
+  dh_rowwise_scale              [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise         [E, H, align(2 * F, 16)]; uint8; E H align(2 F, 16) bytes;
                                 buffer fc1.weight_columnwise, filled by refresh
   fc1_weight_columnwise_scale   [E]; float32; 4 E bytes;
@@ -1310,8 +1361,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
      split_sizes, fc2_bias -> y
      2 T H F flop; T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, a_columnwise, a_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, backward_state) -> dfc2_weight, dfc2_bias, da
+backward_1 (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    backward_state) -> dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H bytes
@@ -1319,30 +1370,31 @@ backward_1 (dy, split_sizes, a_columnwise, a_columnwise_scale, fc2_weight_column
      fc2_weight_columnwise_scale, split_sizes -> da
      2 T H F flop; T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes -> dfc2_weight
-     2 T H F flop;
-     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
-     if need_dfc2_weight
-backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
-    need_dfc1_bias
-  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
-backward_3 (dy, split_sizes, fc1_weight_columnwise, fc1_weight_columnwise_scale, dh, backward_state)
-    -> dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or
-    need_dfc1_bias
+  3. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+backward_2 (dy, split_sizes, dh, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
      2 T 2 F + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 2 E 2 F bytes
-  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, fc1_weight_columnwise,
+    fc1_weight_columnwise_scale, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+    fc2_weight_columnwise) -> dx, dfc1_weight, if need_dx or need_dfc1_weight
+  1. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      2 T 2 F H flop; T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-backward_4 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
-    -> dfc1_weight, if need_dfc1_weight
-  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  2. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      2 T 2 F H flop;
-     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes
+     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
+     if need_dfc1_weight
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
@@ -1369,5 +1421,5 @@ saved for the backward, each only if a gradient that needs it is asked for
       bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.75 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.51 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:697960e4f7b535b9
+# checksum sha256:3104267eb57fe12a
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "9029ed1e3e9b9ad2de5402c58310281fc6564297abc19c48db9f45c90099ce00"
+DIGEST = "f5729058d5002bf5aa408bded2f535fc601a8810ec8ac01568c57f92d5f6e7cc"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -717,12 +717,12 @@ backward_3 (dy, x, norm_weight, norm_rstd, n, fc1_weight, dh) -> dx, dnorm_weigh
     dfc1_bias, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   1. gemm dgrad: dh, fc1_weight -> dn
      2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes; if need_dx or need_dnorm_weight
-  2. gemm wgrad: dh, n -> dfc1_weight
-     2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
-  3. column_sum: dh -> dfc1_bias
-     T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+  2. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
+  3. gemm wgrad: dh, n -> dfc1_weight
+     2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
+  4. column_sum: dh -> dfc1_bias
+     T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes    if need_dx or need_dnorm_weight

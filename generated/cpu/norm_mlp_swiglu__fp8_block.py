@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b0c128df988bfd08
+# checksum sha256:71bd77bf1e0e0827
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "08ba6758d4722c3938d4643de5a83c2f1302d9466d7c0e18aa9349d4a41d454b"
+DIGEST = "3c7fa34d4b072403a17cebc77f71d6d18ee45042bd87c107f2c658b1ce39fc91"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -147,9 +147,9 @@ def _backward_1_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -199,136 +199,55 @@ _backward_2 = _library.register(
 
 def _backward_3_fake(
     dy: Tensor,
-    dh: Tensor,
-    need_dx: bool,
-    need_dnorm_weight: bool,
-    need_dfc1_weight: bool,
-    need_dfc1_bias: bool,
-    norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, dh)
-    T = math.prod(dy.shape[:-1])
-    F = dh.shape[-1] // 2
-    need_dh_rowwise = need_dx or need_dnorm_weight
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
-    dh_rowwise = (
-        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dh_rowwise
-        else None
-    )
-    dh_rowwise_scale = (
-        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32) if need_dh_rowwise else None
-    )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else None
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((-(-T // 128), 2 * F), dtype=torch.float32) if need_dfc1_weight else None
-    )
-    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-
-
-_backward_3 = _library.register(
-    "norm_mlp_swiglu__fp8_block",
-    "backward_3",
-    "(Tensor dy, Tensor dh, bool need_dx, bool need_dnorm_weight, bool need_dfc1_weight, "
-    "bool need_dfc1_bias, float norm_eps) -> (Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
-    tensors=2,
-    mutated=0,
-    reference=reference.backward_3,
-)
-
-
-def _backward_4_fake(
-    dy: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
     fc1_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
+    dh: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_4(
-        dy,
-        x,
-        norm_weight,
-        norm_rstd,
-        fc1_weight,
-        n_columnwise,
-        n_columnwise_scale,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale, dh
     )
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else 0
-    )
+    F = dh.shape[-1] // 2
     dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
     dnorm_weight = dy.new_empty((H,)) if need_dnorm_weight else None
     dfc1_weight = dy.new_empty((2 * F, H)) if need_dfc1_weight else None
-    return dx, dnorm_weight, dfc1_weight
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
+    return dx, dnorm_weight, dfc1_weight, dfc1_bias
 
 
-def _backward_4_flops(
-    dy: Tensor,
-    fc1_weight: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    need_dx: bool,
-    need_dnorm_weight: bool,
-    need_dfc1_weight: bool,
+def _backward_3_flops(
+    dy: Tensor, dh: Tensor, need_dx: bool, need_dnorm_weight: bool, need_dfc1_weight: bool
 ) -> int:
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else 0
-    )
-    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
-        2 * T * 2 * F * H if need_dfc1_weight else 0
+    F = dh.shape[-1] // 2
+    return (2 * T * 2 * F * H if need_dfc1_weight else 0) + (
+        2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0
     )
 
 
-_backward_4 = _library.register(
+_backward_3 = _library.register(
     "norm_mlp_swiglu__fp8_block",
-    "backward_4",
+    "backward_3",
     "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? dh_rowwise, "
-    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
-    "bool need_dx, bool need_dnorm_weight, bool need_dfc1_weight, "
-    "float norm_eps) -> (Tensor?, Tensor?, Tensor?)",
-    fake=_backward_4_fake,
-    check=reference.check_backward_4,
-    tensors=11,
+    "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor dh, bool need_dx, "
+    "bool need_dnorm_weight, bool need_dfc1_weight, bool need_dfc1_bias, "
+    "float norm_eps) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=8,
     mutated=0,
-    reference=reference.backward_4,
-    flops=_backward_4_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -359,9 +278,7 @@ def _backward(
         n_columnwise_scale,
     ) = left
     left.clear()
-    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
-        dnorm_weight
-    ) = dfc1_weight = None
+    dx = dnorm_weight = dfc1_weight = dfc1_bias = None
     dfc2_weight, dfc2_bias, da = _backward_1(
         dy,
         fc2_weight,
@@ -381,12 +298,7 @@ def _backward(
             dy, h, da, need_dx, need_dnorm_weight, need_dfc1_weight, need_dfc1_bias, norm_eps
         )
         del h, da
-        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_3(
-            dy, dh, need_dx, need_dnorm_weight, need_dfc1_weight, need_dfc1_bias, norm_eps
-        )
-        del dh
-    if need_dx or need_dnorm_weight or need_dfc1_weight:
-        dx, dnorm_weight, dfc1_weight = _backward_4(
+        dx, dnorm_weight, dfc1_weight, dfc1_bias = _backward_3(
             dy,
             x,
             norm_weight,
@@ -394,13 +306,11 @@ def _backward(
             fc1_weight,
             n_columnwise,
             n_columnwise_scale,
-            dh_rowwise,
-            dh_rowwise_scale,
-            dh_columnwise,
-            dh_columnwise_scale,
+            dh,
             need_dx,
             need_dnorm_weight,
             need_dfc1_weight,
+            need_dfc1_bias,
             norm_eps,
         )
     return dx, dnorm_weight, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
@@ -824,15 +734,15 @@ buffers
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                kept for the backward
-  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; between ops
+  dh_rowwise                   [T, align(2 * F, 16)]; e4m3; T align(2 F, 16) bytes; workspace
   dh_rowwise_scale             [T, ceildiv(2 * F, 128)]; float32; 4 T ceildiv(2 F, 128) bytes;
-                               between ops
+                               workspace
   fc1_weight_columnwise        [H, align(2 * F, 16)]; e4m3; H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale  [ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
                                4 ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
-  dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; between ops
+  dh_columnwise                [2 * F, align(T, 16)]; e4m3; 2 F align(T, 16) bytes; workspace
   dh_columnwise_scale          [ceildiv(T, 128), 2 * F]; float32; 4 ceildiv(T, 128) 2 F bytes;
-                               between ops
+                               workspace
   n_columnwise                 [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
   n_columnwise_scale           [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
                                kept for the backward
@@ -867,45 +777,43 @@ forward (x, norm_weight, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, norm_
 backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc2_bias, da
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     2 T H F flop;
+     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
+     if need_dfc2_weight
+  3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      2 T H F flop;
      T align(H, 16) + 4 T ceildiv(H, 128) + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 T
      F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     2 T H F flop;
-     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
-     if need_dfc2_weight
 backward_2 (dy, h, da) -> dh, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
      34 T F flop; 2 T F + 4 T 2 F bytes
-backward_3 (dy, dh) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-    if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
+backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale, dh) -> dx,
+    dnorm_weight, dfc1_weight, dfc1_bias, if need_dx or need_dnorm_weight or need_dfc1_weight or
+    need_dfc1_bias
   1. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
      2 T 2 F + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(T, 16) + 4 ceildiv(T, 128) 2 F +
      2 2 F bytes
-backward_4 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwise_scale, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dnorm_weight, dfc1_weight, if
-    need_dx or need_dnorm_weight or need_dfc1_weight
-  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  2. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+     2 T 2 F H flop;
+     2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
+     bytes;
+     if need_dfc1_weight
+  3. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes;
      if need_dx or need_dnorm_weight
-  2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  4. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      2 T 2 F H flop;
      T align(2 F, 16) + 4 T ceildiv(2 F, 128) + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H,
      128) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
-     2 T 2 F H flop;
-     2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
-     bytes;
-     if need_dfc1_weight
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+  5. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:63846cb87662843c
+# checksum sha256:ad4ea89432552771
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "b9810744d08a37e370622c5eefad1ce006e5a25871cc3cf4183d2a33de244737"
+DIGEST = "5317cb9b5c8aca1731a7a993ab0041f57458e267dc0f66ae38a44c03f44a1e4e"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -175,9 +175,9 @@ def _backward_1_flops(
         if a_columnwise is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -270,8 +270,8 @@ def _backward_3_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = dh.shape[-1] // 2
-    return (2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0) + (
-        2 * T * 2 * F * H if need_dfc1_weight else 0
+    return (2 * T * 2 * F * H if need_dfc1_weight else 0) + (
+        2 * T * 2 * F * H if need_dx or need_dnorm_weight else 0
     )
 
 
@@ -985,16 +985,16 @@ backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_u
   1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     2 T H F flop; H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
+  3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
      fc2_weight_columnwise_scale
      2 H F + 8 + F align(H, 16) bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      2 T H F flop; T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     2 T H F flop; H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
 backward_2 (dy, h, da) -> dh, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
      34 T F flop; 2 T F + 4 T 2 F bytes
@@ -1004,15 +1004,15 @@ backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwis
   1. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
      2 T 2 F + 4096 + 12 + T align(2 F, 16) + 2 F align(T, 16) + 2 2 F bytes
-  2. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  2. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+     2 T 2 F H flop; 2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
+  3. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
      fc1_weight_columnwise_scale
      2 2 F H + 8 + H align(2 F, 16) bytes; if need_dx or need_dnorm_weight
-  3. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  4. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dn
      2 T 2 F H flop; T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
-     2 T 2 F H flop; 2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
   5. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
      11 T H flop; 8 T H + 4 T + 4 H bytes; if need_dx or need_dnorm_weight; rule add_rms_norm
 
@@ -1035,6 +1035,6 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 T H + 2 H + 4 T + 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 16 + H align(T, 16)
       bytes, inputs and parameters included
   3 H + 4 + 5 F bytes for each token, 4 + 5 F + H of the forward's, none for parameters
-  peak of the backward, with all gradients: 1.54 GB at F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 755 MB at F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.51 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 747 MB at F = 2048, H = 2048, T = 32768
 """

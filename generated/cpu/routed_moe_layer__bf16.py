@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3a79bc2b20153d28
+# checksum sha256:0402d9be7cbbf564
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "71d46e0309fde36d5f5349885eca6e5b6b5fb2b4dfd592a5c745cae7bf5cc346"
+DIGEST = "d451dda44bebc2885a446b70884b7f7832d5a58d44fa0f364bdb33aa61314626"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -46,6 +46,7 @@ def _forward_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[
     Tensor,
@@ -135,7 +136,7 @@ _forward = _library.register(
     "Tensor? fc2_bias, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_drouter_bias, bool need_dfc1_bias, "
     "bool need_dfc2_bias, float router_eps, float router_least_sum, float router_scale, "
-    "float router_aux_coefficient, float router_z_coefficient, "
+    "float router_aux_coefficient, float router_z_coefficient, SymInt router_sequences, "
     "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor?, Tensor?, Tensor?, "
     "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
@@ -167,6 +168,7 @@ def _backward_1_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
@@ -199,11 +201,11 @@ def _backward_1_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (
+    return (2 * 8 * T * H * F if need_dfc2_weight else 0) + (
         2 * 8 * T * H * F
         if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
         else 0
-    ) + (2 * 8 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -214,7 +216,8 @@ _backward_1 = _library.register(
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
     "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=7,
@@ -238,8 +241,8 @@ def _backward_2_fake(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor | None,
     drow_probs: Tensor | None,
+    dh: Tensor | None,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -250,6 +253,7 @@ def _backward_2_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_2(
@@ -266,8 +270,8 @@ def _backward_2_fake(
         row_slot,
         slot_row,
         fc1_weight,
-        dh,
         drow_probs,
+        dh,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -307,8 +311,8 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dx else 0)
-        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
+        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
     )
@@ -319,12 +323,12 @@ _backward_2 = _library.register(
     "backward_2",
     "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
-    "Tensor? drow_probs, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
-    "bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
+    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
+    "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
+    "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
     "float router_least_sum, float router_scale, float router_aux_coefficient, "
-    "float router_z_coefficient, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?)",
+    "float router_z_coefficient, SymInt router_sequences, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
     tensors=15,
@@ -351,6 +355,7 @@ def _backward(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[
     Tensor | None,
@@ -399,10 +404,11 @@ def _backward(
         router_scale,
         router_aux_coefficient,
         router_z_coefficient,
+        router_sequences,
         plan_capacity,
     )
     del row_probs, h, fc2_weight
-    if need_dx or need_dfc1_weight or need_dfc1_bias or need_drouter_weight or need_drouter_bias:
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -417,8 +423,8 @@ def _backward(
             row_slot,
             slot_row,
             fc1_weight,
-            dh,
             drow_probs,
+            dh,
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
@@ -429,6 +435,7 @@ def _backward(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     return dx, drouter_weight, dfc1_weight, dfc2_weight, drouter_bias, dfc1_bias, dfc2_bias
@@ -461,6 +468,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         router_scale: float,
         router_aux_coefficient: float,
         router_z_coefficient: float,
+        router_sequences: int,
         plan_capacity: int,
     ) -> tuple[Tensor, ...]:
         (
@@ -497,6 +505,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
@@ -526,6 +535,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         ctx.router_scale_ = router_scale
         ctx.router_aux_coefficient_ = router_aux_coefficient
         ctx.router_z_coefficient_ = router_z_coefficient
+        ctx.router_sequences_ = router_sequences
         ctx.plan_capacity_ = plan_capacity
         return y, aux_loss, z_loss, counts
 
@@ -561,6 +571,7 @@ class _RoutedMoELayer(torch.autograd.Function):
                 ctx.router_scale_,
                 ctx.router_aux_coefficient_,
                 ctx.router_z_coefficient_,
+                ctx.router_sequences_,
                 ctx.plan_capacity_,
             )
         )
@@ -574,7 +585,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             drouter_bias,
             dfc1_bias,
             dfc2_bias,
-            *(None,) * 13,
+            *(None,) * 14,
         )
 
 
@@ -609,6 +620,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         router_scale: float,
         router_aux_coefficient: float,
         router_z_coefficient: float,
+        router_sequences: int,
         plan_capacity: int,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
@@ -633,6 +645,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
 
@@ -660,6 +673,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         ) = inputs
         _, _, _, counts, router_logits, ids, split_sizes, row_slot, slot_row, row_probs, h = output
@@ -691,6 +705,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         ctx.router_scale_ = router_scale
         ctx.router_aux_coefficient_ = router_aux_coefficient
         ctx.router_z_coefficient_ = router_z_coefficient
+        ctx.router_sequences_ = router_sequences
         ctx.plan_capacity_ = plan_capacity
 
 
@@ -713,6 +728,7 @@ def routed_moe_layer(
     router_scale: float = 1.0,
     router_aux_coefficient: float = 0.0,
     router_z_coefficient: float = 0.0,
+    router_sequences: int = 1,
     plan_capacity: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
@@ -732,6 +748,7 @@ def routed_moe_layer(
         router_scale: scalar of the formula.
         router_aux_coefficient: scalar of the formula.
         router_z_coefficient: scalar of the formula.
+        router_sequences: scalar of the formula.
         plan_capacity: scalar of the formula.
 
     Returns:
@@ -809,6 +826,7 @@ def routed_moe_layer(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     else:
@@ -834,6 +852,7 @@ def routed_moe_layer(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     return y, aux_loss, z_loss, counts
@@ -893,6 +912,7 @@ class RoutedMoELayer(nn.Module):
         router_scale: float = 1.0,
         router_aux_coefficient: float = 0.0,
         router_z_coefficient: float = 0.0,
+        router_sequences: int = 1,
         plan_capacity: int = 0,
     ) -> None:
         super().__init__()
@@ -904,6 +924,7 @@ class RoutedMoELayer(nn.Module):
         self.router_scale = router_scale
         self.router_aux_coefficient = router_aux_coefficient
         self.router_z_coefficient = router_z_coefficient
+        self.router_sequences = router_sequences
         self.plan_capacity = plan_capacity
         self.router = _RouterPart()
         self.fc1 = _Fc1Part()
@@ -976,6 +997,7 @@ class RoutedMoELayer(nn.Module):
                 router_scale=self.router_scale,
                 router_aux_coefficient=self.router_aux_coefficient,
                 router_z_coefficient=self.router_z_coefficient,
+                router_sequences=self.router_sequences,
                 plan_capacity=self.plan_capacity,
             )
 
@@ -996,7 +1018,8 @@ class RoutedMoELayer(nn.Module):
             f"router_least_sum={self.router_least_sum}, router_scale={self.router_scale}, "
             f"router_aux_coefficient={self.router_aux_coefficient}, "
             f"router_z_coefficient={self.router_z_coefficient}, "
-            f"plan_capacity={self.plan_capacity}, bias={self.router.bias is not None}"
+            f"router_sequences={self.router_sequences}, plan_capacity={self.plan_capacity}, "
+            f"bias={self.router.bias is not None}"
         )
 
     @staticmethod
@@ -1081,38 +1104,38 @@ backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> df
     dfc2_bias, dh, drow_probs
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      2 T H + 8 8 T + 2 8 T H bytes
-  2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes; if need_dfc2_weight
+  3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+     2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
      2 8 T H F flop; 2 8 T H + 2 E H F + 8 E + 2 8 T F bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes; if need_dfc2_weight
-  4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-     2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
   5. group_sum: dexperts, split_sizes -> dfc2_bias
      8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
   6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
-    split_sizes, row_slot, slot_row, fc1_weight, dh, drow_probs) -> dx, drouter_weight, dfc1_weight,
-    drouter_bias, dfc1_bias, if need_dx or need_dfc1_weight or need_dfc1_bias or need_drouter_weight
-    or need_drouter_bias
-  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  2. gather_rows: x, row_slot, slot_row -> rows
-     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
-  4. group_sum: dh, split_sizes -> dfc1_bias
-     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  5. combine_rows: drows, slot_row -> dx_partial_1
-     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  6. take: drow_probs, slot_row -> dprobs
+    split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
+    drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
+    need_dfc1_weight or need_dfc1_bias
+  1. take: drow_probs, slot_row -> dprobs
      12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
+  3. gather_rows: x, row_slot, slot_row -> rows
+     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
+  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  6. group_sum: dh, split_sizes -> dfc1_bias
+     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  7. combine_rows: drows, slot_row -> dx_partial_1
+     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
   8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
      2 T E H flop; 2 T E + 2 E H + 2 T H bytes; if need_dx
   9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
@@ -1148,5 +1171,5 @@ saved for the backward, each only if a gradient that needs it is asked for
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
   peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 7.54 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 6.61 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

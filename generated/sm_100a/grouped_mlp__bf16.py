@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:67cdcf8e86336811
+# checksum sha256:c5356e3575f6a1f4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "818e3874e5415eabe87ff4ca81bb49275ef5adb77d46713063de5747a6909699"
+DIGEST = "d282266ccb3485256e9e907c078060608b680085cbacd909af9b6b1800b9dca7"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -77,7 +77,8 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    a: Tensor | None,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -86,47 +87,30 @@ def _backward_1_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, a, fc2_weight)
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else None
-    )
-    return dfc2_weight, da
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
+    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    return dprobs, dh
 
 
-def _backward_1_flops(
-    dy: Tensor,
-    a: Tensor | None,
-    fc2_weight: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> int:
+def _backward_1_flops(dy: Tensor, h: Tensor | None, fc2_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F
 
 
 _backward_1 = _library.register(
     "grouped_mlp__bf16",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? a, Tensor? fc2_weight, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=4,
+    tensors=5,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -134,43 +118,6 @@ _backward_1 = _library.register(
 
 
 def _backward_2_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-    need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, split_sizes, probs, h, da)
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = da.shape[-1] if da is not None else h.shape[-1] // 2 if h is not None else 0
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dprobs, dfc2_bias, dh
-
-
-_backward_2 = _library.register(
-    "grouped_mlp__bf16",
-    "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? da, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=5,
-    mutated=0,
-    reference=reference.backward_2,
-)
-
-
-def _backward_3_fake(
     dy: Tensor,
     x: Tensor | None,
     split_sizes: Tensor,
@@ -180,7 +127,7 @@ def _backward_3_fake(
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, x, split_sizes, fc1_weight, dh)
+    reference.check_backward_2(dy, x, split_sizes, fc1_weight, dh)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -191,22 +138,59 @@ def _backward_3_fake(
     return dx, dfc1_weight, dfc1_bias
 
 
-def _backward_3_flops(dy: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool) -> int:
+def _backward_2_flops(dy: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = dh.shape[-1] // 2
     return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
-_backward_3 = _library.register(
+_backward_2 = _library.register(
     "grouped_mlp__bf16",
-    "backward_3",
+    "backward_2",
     "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor?, Tensor?, "
     "Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: Tensor | None,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, split_sizes, a)
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    return dfc2_weight, dfc2_bias
+
+
+def _backward_3_flops(dy: Tensor, a: Tensor | None, need_dfc2_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    return 2 * T * H * F if need_dfc2_weight else 0
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__bf16",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? a, bool need_dfc2_weight, "
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?)",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=5,
+    tensors=3,
     mutated=0,
     reference=reference.backward_3,
     flops=_backward_3_flops,
@@ -236,12 +220,13 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc2_weight = da = dprobs = dfc2_bias = dh = dx = dfc1_weight = dfc1_bias = None
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight:
-        dfc2_weight, da = _backward_1(
+    dprobs = dh = dx = dfc1_weight = dfc1_bias = dfc2_weight = dfc2_bias = None
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
+        dprobs, dh = _backward_1(
             dy,
             split_sizes,
-            a,
+            probs,
+            h,
             fc2_weight,
             need_dx,
             need_dfc1_weight,
@@ -250,25 +235,14 @@ def _backward(
             need_dfc1_bias,
             need_dfc2_bias,
         )
-        del a, fc2_weight
-    if need_dfc2_bias or need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dprobs, dfc2_bias, dh = _backward_2(
-            dy,
-            split_sizes,
-            probs,
-            h,
-            da,
-            need_dx,
-            need_dfc1_weight,
-            need_dprobs,
-            need_dfc1_bias,
-            need_dfc2_bias,
-        )
-        del probs, h, da
+        del probs, h, fc2_weight
     if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dx, dfc1_weight, dfc1_bias = _backward_3(
+        dx, dfc1_weight, dfc1_bias = _backward_2(
             dy, x, split_sizes, fc1_weight, dh, need_dx, need_dfc1_weight, need_dfc1_bias
         )
+        del x, fc1_weight, dh
+    if need_dfc2_weight or need_dfc2_bias:
+        dfc2_weight, dfc2_bias = _backward_3(dy, split_sizes, a, need_dfc2_weight, need_dfc2_bias)
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
@@ -636,7 +610,7 @@ buffers
   fc2_weight   [E, H, F]      io       2 E H F bytes    parameter fc2.weight
   fc2_bias     [E, H]         io       2 E H bytes      parameter fc2.bias, optional
   y            [T, H]         io       2 T H bytes      output
-  da           [T, F]         io       2 T F bytes      between ops
+  da           [T, F]         io       2 T F bytes      workspace
   dfc2_weight  [E, H, F]      io       2 E H F bytes    gradient
   dfc2_bias    [E, H]         io       2 E H bytes      gradient
   dy           [T, H]         io       2 T H bytes      gradient in
@@ -654,21 +628,13 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   3. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y
      gemm_tcgen05_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, a, fc2_weight) -> dfc2_weight, da, if need_dx or need_dfc1_weight or
-    need_dprobs or need_dfc1_bias or need_dfc2_weight
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dh, if need_dx or need_dfc1_weight or
+    need_dprobs or need_dfc1_bias
   1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-     gemm_tcgen05_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-     gemm_tcgen05_wgrad; 2 T H F flop; 2 T H + 2 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
-backward_2 (dy, split_sizes, probs, h, da) -> dprobs, dfc2_bias, dh, if need_dfc2_bias or need_dx or
-    need_dfc1_weight or need_dprobs or need_dfc1_bias
-  1. group_sum: dy, split_sizes -> dfc2_bias
-     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
+     gemm_tcgen05_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes
   2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-backward_3 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
+backward_2 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or
     need_dfc1_weight or need_dfc1_bias
   1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
      gemm_tcgen05_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
@@ -677,6 +643,11 @@ backward_3 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, i
      if need_dfc1_weight
   3. group_sum: dh, split_sizes -> dfc1_bias
      group_sum; T 2 F flop; 2 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+backward_3 (dy, split_sizes, a) -> dfc2_weight, dfc2_bias, if need_dfc2_weight or need_dfc2_bias
+  1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+     gemm_tcgen05_wgrad; 2 T H F flop; 2 T H + 2 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  2. group_sum: dy, split_sizes -> dfc2_bias
+     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes      if need_dfc1_weight
@@ -690,7 +661,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
   2 H + 4 + 6 F bytes for each token, 6 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.49 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_tcgen05_fprop, from a model, not measured

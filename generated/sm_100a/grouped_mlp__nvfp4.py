@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1479807eef0fde60
+# checksum sha256:0aef46a94120f7d5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "b7fa2d30eb58aef645ef378e943a782201e82c3c55e9a9fbc14218b6a8f6f5cb"
+DIGEST = "619fc1a0481bf269f39e6651551468291c556be84e978b8762cc29827ff4c070"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -102,10 +102,9 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -113,118 +112,49 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    reference.check_backward_1(
-        dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes, rng_state
-    )
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight, rng_state)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    dprobs = (
+        dy.new_empty((T,), dtype=torch.float32)
+        if need_dprobs
+        else dy.new_empty(0, dtype=torch.float32)
     )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else dy.new_empty(0)
-    )
-    return dfc2_weight, dfc2_bias, da
-
-
-def _backward_1_flops(
-    dy: Tensor,
-    fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
-
-
-_backward_1 = _library.register(
-    "grouped_mlp__nvfp4",
-    "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? saved_amaxes, Tensor(a!) rng_state, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=7,
-    mutated=1,
-    reference=reference.backward_1,
-    flops=_backward_1_flops,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, probs, h, da)
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dprobs, dh
-
-
-_backward_2 = _library.register(
-    "grouped_mlp__nvfp4",
-    "backward_2",
-    "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor?, Tensor?)",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
-    tensors=4,
-    mutated=0,
-    reference=reference.backward_2,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    fc1_weight: Tensor | None,
-    dh: Tensor,
-    rng_state: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_3(dy, split_sizes, fc1_weight, dh, rng_state)
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh.shape[-1] // 2
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
+    dy_columnwise = (
+        dy.new_empty((H, -(-(128 * (T // 128 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((-(-H // 128), 2 * (T // 128 + E), 32, 4, 4), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dy_columnwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T // 128 + E, -(-(2 * F) // 64), 32, 4, 4), dtype=torch.float8_e4m3fn)
+        if need_dx
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dh_rowwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_columnwise = (
         dy.new_empty(
             (2 * F, -(-(128 * (T // 128 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2
@@ -242,78 +172,181 @@ def _backward_3_fake(
         if need_dfc1_weight
         else dy.new_empty(0, dtype=torch.float32)
     )
-    return dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
+    return (
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
 
 
-def _backward_3_flops(dy: Tensor, dh: Tensor, need_dx: bool) -> int:
+def _backward_1_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh.shape[-1] // 2
-    return 2 * T * 2 * F * H if need_dx else 0
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+
+
+_backward_1 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=6,
+    mutated=1,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    saved_amaxes: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_rowwise_amax: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dh_columnwise_amax: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(
+        dy,
+        split_sizes,
+        fc1_weight,
+        saved_amaxes,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_2_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+
+
+_backward_2 = _library.register(
+    "grouped_mlp__nvfp4",
+    "backward_2",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? saved_amaxes, "
+    "Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_rowwise_amax, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, Tensor? dh_columnwise_amax, bool need_dx, "
+    "bool need_dfc1_weight) -> (Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=12,
+    mutated=0,
+    reference=reference.backward_2,
+    flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    saved_amaxes: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    dy_columnwise_amax: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_3(
+        dy,
+        split_sizes,
+        a_columnwise,
+        a_columnwise_scale,
+        saved_amaxes,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_3_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
 
 
 _backward_3 = _library.register(
     "grouped_mlp__nvfp4",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, Tensor(a!) rng_state, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, "
-    "Tensor, Tensor)",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? saved_amaxes, Tensor dy_columnwise, Tensor dy_columnwise_scale, "
+    "Tensor dy_columnwise_amax, bool need_dfc2_weight) -> Tensor",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=5,
-    mutated=1,
-    reference=reference.backward_3,
-    flops=_backward_3_flops,
-)
-
-
-def _backward_4_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    saved_amaxes: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
-    need_dfc1_weight: bool,
-) -> Tensor:
-    reference.check_backward_4(
-        dy,
-        split_sizes,
-        saved_amaxes,
-        x_columnwise,
-        x_columnwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-        dh_columnwise_amax,
-    )
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    dfc1_weight = dy.new_empty((E, 2 * F, H))
-    return dfc1_weight
-
-
-def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    return 2 * T * 2 * F * H
-
-
-_backward_4 = _library.register(
-    "grouped_mlp__nvfp4",
-    "backward_4",
-    "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
-    "Tensor dh_columnwise_amax, bool need_dfc1_weight) -> Tensor",
-    fake=_backward_4_fake,
-    check=reference.check_backward_4,
     tensors=8,
     mutated=0,
-    reference=reference.backward_4,
-    flops=_backward_4_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -344,17 +377,26 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    dprobs = dh = dx = dfc1_bias = dh_columnwise = dh_columnwise_scale = dh_columnwise_amax = (
-        dfc1_weight
-    ) = None
-    dfc2_weight, dfc2_bias, da = _backward_1(
+    dx = dfc1_weight = dfc2_weight = None
+    (
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_rowwise_amax,
+        dh_columnwise,
+        dh_columnwise_scale,
+        dh_columnwise_amax,
+    ) = _backward_1(
         dy,
         split_sizes,
+        probs,
+        h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        saved_amaxes,
         rng_state,
         need_dx,
         need_dfc1_weight,
@@ -363,41 +405,52 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del fc2_weight, a_columnwise, a_columnwise_scale
-    if need_fc2_weight_copies:
-        dprobs, dh = _backward_2(
-            dy,
-            probs,
-            h,
-            da if need_fc2_weight_copies else None,
-            need_dx,
-            need_dfc1_weight,
-            need_dprobs,
-            need_dfc1_bias,
-        )
-        del probs, h, da
-    if need_dx or need_dfc1_weight or need_dfc1_bias:
-        dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax = _backward_3(
-            dy, split_sizes, fc1_weight, dh, rng_state, need_dx, need_dfc1_weight, need_dfc1_bias
-        )
-        del fc1_weight, dh
-    if need_dfc1_weight:
-        dfc1_weight = _backward_4(
+    del probs, h, fc2_weight
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_2(
             dy,
             split_sizes,
+            fc1_weight,
             saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
+            dh_rowwise_amax if need_dx else None,
             dh_columnwise if need_dfc1_weight else None,
             dh_columnwise_scale if need_dfc1_weight else None,
             dh_columnwise_amax if need_dfc1_weight else None,
+            need_dx,
             need_dfc1_weight,
         )
+        del (
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_rowwise_amax,
+            dh_columnwise,
+            dh_columnwise_scale,
+            dh_columnwise_amax,
+        )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_3(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            saved_amaxes,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            dy_columnwise_amax if need_dfc2_weight else None,
+            need_dfc2_weight,
+        )
     return (
-        dx if need_dx else None,
+        dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
-        dprobs,
+        dfc2_weight,
+        dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
     )
@@ -793,11 +846,11 @@ buffers
   fc2_weight                   [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                     [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                            [T, H]; io; 2 T H bytes; output
-  da                           [T, F]; io; 2 T F bytes; between ops
+  da                           [T, F]; io; 2 T F bytes; workspace
   dfc2_weight                  [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                    [E, H]; io; 2 E H bytes; gradient
   dy                           [T, H]; io; 2 T H bytes; gradient in
-  dh                           [T, 2 * F]; io; 2 T 2 F bytes; between ops
+  dh                           [T, 2 * F]; io; 2 T 2 F bytes; workspace
   dprobs                       [T]; float32; 4 T bytes; gradient
   dx                           [T, H]; io; 2 T H bytes; gradient
   dfc1_weight                  [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
@@ -830,20 +883,20 @@ buffers
                                4 4 32 E ceildiv(F, 128) ceildiv(H, 64) bytes; workspace
   fc2_weight_columnwise_amax   [E]; float32; 4 E bytes; workspace
   dy_columnwise                [H, align(128 * (T // 128 + E), 32) // 2]; e2m1;
-                               H (align(128 (T // 128 + E), 32) // 2) bytes; workspace
+                               H (align(128 (T // 128 + E), 32) // 2) bytes; between ops
   dy_columnwise_scale          [ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
-                               4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes; workspace
-  dy_columnwise_amax           [E]; float32; 4 E bytes; workspace
+                               4 4 32 ceildiv(H, 128) 2 (T // 128 + E) bytes; between ops
+  dy_columnwise_amax           [E]; float32; 4 E bytes; between ops
   a_columnwise                 [F, align(128 * (T // 128 + E), 32) // 2]; e2m1;
                                F (align(128 (T // 128 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]; e4m3;
                                4 4 32 ceildiv(F, 128) 2 (T // 128 + E) bytes; kept for the backward
   a_columnwise_amax            [E]; float32; 4 E bytes; row 0 of saved_amaxes
   dh_rowwise                   [T, align(2 * F, 32) // 2]; e2m1; T (align(2 F, 32) // 2) bytes;
-                               workspace
+                               between ops
   dh_rowwise_scale             [T // 128 + E, ceildiv(2 * F, 64), 32, 4, 4]; e4m3;
-                               4 4 32 (T // 128 + E) ceildiv(2 F, 64) bytes; workspace
-  dh_rowwise_amax              [E]; float32; 4 E bytes; workspace
+                               4 4 32 (T // 128 + E) ceildiv(2 F, 64) bytes; between ops
+  dh_rowwise_amax              [E]; float32; 4 E bytes; between ops
   fc1_weight_columnwise        [E, H, align(2 * F, 32) // 2]; e2m1; E H (align(2 F, 32) // 2) bytes;
                                workspace
   fc1_weight_columnwise_scale  [E, ceildiv(H, 128), ceildiv(2 * F, 64), 32, 4, 4]; e4m3;
@@ -907,8 +960,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      T (align(F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(F, 64) + 16 E + E H (align(F, 32) // 2) +
      4 4 32 E ceildiv(H, 128) ceildiv(F, 64) + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes, rng_state)
-    -> dfc2_weight, dfc2_bias, da
+backward_1 (dy, split_sizes, probs, h, fc2_weight, rng_state) -> dprobs, dfc1_bias, dfc2_bias,
+    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dh_rowwise, dh_rowwise_scale,
+    dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
   1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
      dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard_atoms;
@@ -927,44 +981,45 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, saved
      T (align(H, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(H, 64) + 16 E + E F (align(H, 32) // 2) +
      4 4 32 E ceildiv(F, 128) ceildiv(H, 64) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
-     a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
-     gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32; 2 T H F flop;
-     H (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 16 E + F
-     (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(F, 128) 2 (T // 128 + E) + 2 E H F bytes;
-     if need_dfc2_weight
-backward_2 (dy, probs, h, da) -> dprobs, dh, if need_dx or need_dfc1_weight or need_dprobs or
-    need_dfc1_bias
-  1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes
-backward_3 (dy, split_sizes, fc1_weight, dh, rng_state) -> dx, dfc1_bias, dh_columnwise,
-    dh_columnwise_scale, dh_columnwise_amax, if need_dx or need_dfc1_weight or need_dfc1_bias
-  1. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  5. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard_atoms;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(2 F, 64) + 2 F
      (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) + 4 384 2 E +
-     2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes
-  2. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+     2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+backward_2 (dy, split_sizes, fc1_weight, saved_amaxes, x_columnwise, x_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax)
+    -> dx, dfc1_weight, if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
      fc1_weight_columnwise_amax, fc1_weight_partial_amax
      quantize_e2m1_nv_16x16_atoms;
      2 E 2 F H + E H (align(2 F, 32) // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + 4 E + 4 384
      E bytes;
      if need_dx
-  3. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
      gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32; 2 T 2 F H flop;
      T (align(2 F, 32) // 2) + 4 4 32 (T // 128 + E) ceildiv(2 F, 64) + 16 E + E H (align(2 F, 32)
      // 2) + 4 4 32 E ceildiv(H, 128) ceildiv(2 F, 64) + 2 T H bytes;
      if need_dx
-backward_4 (dy, split_sizes, saved_amaxes, x_columnwise, x_columnwise_scale, dh_columnwise,
-    dh_columnwise_scale, dh_columnwise_amax) -> dfc1_weight, if need_dfc1_weight
-  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
      x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
      gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32; 2 T 2 F H flop;
      2 F (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(2 F, 128) 2 (T // 128 + E) + 16 E + H
      (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 2 E 2 F H
-     bytes
+     bytes;
+     if need_dfc1_weight
+backward_3 (dy, split_sizes, a_columnwise, a_columnwise_scale, saved_amaxes, dy_columnwise,
+    dy_columnwise_scale, dy_columnwise_amax) -> dfc2_weight, if need_dfc2_weight
+  1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
+     a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
+     gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32; 2 T H F flop;
+     H (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(H, 128) 2 (T // 128 + E) + 16 E + F
+     (align(128 (T // 128 + E), 32) // 2) + 4 4 32 ceildiv(F, 128) 2 (T // 128 + E) + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -982,8 +1037,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       ceildiv(H, 128) 2 (T // 128 + E) bytes, inputs and parameters included
   4 + 9 F / 2 + 8 ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) bytes for each token, 9 F / 2 + 8
       ceildiv(F, 128) + H / 2 + 8 ceildiv(H, 128) of the forward's, none for parameters
-  peak of the backward, with all gradients: 1.69 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.53 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.62 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.47 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard_atoms

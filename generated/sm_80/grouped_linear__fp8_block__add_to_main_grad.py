@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7832b39494f67fef
+# checksum sha256:d007d7c03bff2e22
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "ce18923b8e3f9e1046cb3cac6df81bcc3a10121b05ef87dbe3927bed7b6e753f"
+DIGEST = "9673811c804406616cf7f9590925f6d477f1b3bcf8b3973f7be7a3d7c4d7e2a2"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -124,7 +124,7 @@ def _backward_flops(
         if weight_main_grad is not None
         else 0
     )
-    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+    return (2 * T * N * K if need_dweight else 0) + (2 * T * N * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -356,9 +356,9 @@ grouped_linear__fp8_block__add_to_main_grad on sm_80: emulated (sm_80 has no ker
 y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
 emulation moves T align(K, 16) + 4 T ceildiv(K, 128) + 4 T K + E N align(K, 16) + 8 E ceildiv(N,
-    128) ceildiv(K, 128) + 8 E N K + T align(N, 16) + 4 T ceildiv(N, 128) + 4 T N + E K align(N, 16)
-    + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 24 E + 4 32 (T // 32 + E) N + K align(32
-    (T // 32 + E), 16) + 4 (T // 128 + E) K + 4 32 (T // 32 + E) K bytes more
+    128) ceildiv(K, 128) + 8 E N K + N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 24 E + 4
+    32 (T // 32 + E) N + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 4 32 (T // 32 + E) K +
+    E K align(N, 16) + T align(N, 16) + 4 T ceildiv(N, 128) + 4 T N bytes more
 
 buffers
   x                          [T, K]; io; 2 T K bytes; input
@@ -421,29 +421,29 @@ backward (dy, split_sizes, weight, x_columnwise, x_columnwise_scale, weight_main
      quantize_e4m3_block_1x128;
      2 T N + 8 E + T align(N, 16) + 4 T ceildiv(N, 128) + N align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) N + 2 E N + 4 (T // 128 + 2 E + 1) N bytes
-  2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E N K + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) bytes; if need_dx
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(N, 16) + 4 T ceildiv(N, 128) + 2 T N bytes; if need_dx
-  4. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 2 E N K bytes; if need_dx
-  5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
-     gemm_decoded_mma_dgrad; 2 T N K flop; 2 T N + 2 E N K + 8 E + 2 T K bytes; if need_dx
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  2. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e4m3_block_1x128_transposed;
      N align(32 (T // 32 + E), 16) + 4 (T // 128 + E) N + 16 E + 2 32 (T // 32 + E) N bytes;
      if need_dweight
-  7. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  3. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_block_1x128_transposed;
      K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K + 8 E + 2 32 (T // 32 + E) K bytes;
      if need_dweight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, weight_main_grad,
+  4. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, weight_main_grad,
      dy_padded_sizes -> weight_main_grad
      gemm_decoded_mma_wgrad_add; 2 T N K flop;
      2 32 (T // 32 + E) N + 2 32 (T // 32 + E) K + 8 E N K + 8 E bytes; if need_dweight
+  5. quantize: weight -> weight_columnwise, weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 E N K + E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) bytes; if need_dx
+  6. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     E K align(N, 16) + 4 E ceildiv(N, 128) ceildiv(K, 128) + 2 E N K bytes; if need_dx
+  7. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(N, 16) + 4 T ceildiv(N, 128) + 2 T N bytes; if need_dx
+  8. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
+     gemm_decoded_mma_dgrad; 2 T N K flop; 2 T N + 2 E N K + 8 E + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes                            always
@@ -453,8 +453,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 8 E + 2 E N K + K align(32 (T // 32 + E), 16) + 4 (T // 128 + E) K bytes, inputs and
       parameters included
   33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.08 GB at E = 8, K = 4096, N = 4096, T = 32768
-  peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
+  peak of the backward, with all gradients: 945 MB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 1.76 GB at E = 128, K = 2048, N = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06a16e18d14c2879
+# checksum sha256:483e6ed3d396cfe0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "8e55b93d4c7d145d4dfd01071329450e435c1ed49c7e0b9dbf3827f5eb72aa08"
+DIGEST = "117b0839d35149f6c8c438dbdbb95ffeb7fe84f22266bf8575835c1811bf9110"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 
@@ -430,8 +430,8 @@ grouped_linear__fp8_delayed on sm_80: emulated (sm_80 has no kernels for grouped
     e4m3_e4m3_tensor_fast; operands are decoded to bfloat16)
 y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
-emulation moves T align(K, 16) + 4 T K + E N align(K, 16) + 8 E N K + T align(N, 16) + 4 T N + E K
-    align(N, 16) + N align(32 (T // 32 + E), 16) + 24 E + 4 32 (T // 32 + E) N + K align(32 (T // 32
+emulation moves T align(K, 16) + 4 T K + E N align(K, 16) + 8 E N K + E K align(N, 16) + T align(N,
+    16) + 4 T N + N align(32 (T // 32 + E), 16) + 24 E + 4 32 (T // 32 + E) N + K align(32 (T // 32
     + E), 16) + 4 32 (T // 32 + E) K bytes more
 
 buffers
@@ -508,17 +508,17 @@ forward (x, weight, split_sizes, bias, forward_state) -> y, x_columnwise, x_colu
 
 backward (dy, split_sizes, weight, x_columnwise, x_columnwise_scale, weight_scale_used,
     backward_state) -> dx, dweight, dbias
-  1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+  1. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
+  2. dequantize: weight_columnwise -> weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
+  3. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
      quantize_e5m2_tensor;
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128
      + 2 E + 1) N bytes
-  2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  4. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(N, 16) + 2 T N bytes; if need_dx
-  4. dequantize: weight_columnwise -> weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
   5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
      weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T N K flop; 2 T N + 2 E N K + 16 E + 2 T K bytes;
@@ -543,7 +543,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
   K bytes for each token, none for parameters
   peak of the backward, with all gradients: 1.21 GB at E = 8, K = 4096, N = 4096, T = 32768
-  peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
+  peak of the backward, with all gradients: 1.69 GB at E = 128, K = 2048, N = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

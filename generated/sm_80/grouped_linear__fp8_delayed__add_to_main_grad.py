@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b18352e2ed7f5de8
+# checksum sha256:7ae44af867d11ca2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "b1d9634c50b7c6295fb9038c43978607b9f3c3fa9911fbbd0a27ac43fa54cda2"
+DIGEST = "4f8189de6529f88e6a5eb771b95e543ec4e4ab7b8b0119b1eaf3ce1f62a5d9e7"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -137,7 +137,7 @@ def _backward_flops(
         if weight_main_grad is not None
         else 0
     )
-    return (2 * T * N * K if need_dx else 0) + (2 * T * N * K if need_dweight else 0)
+    return (2 * T * N * K if need_dweight else 0) + (2 * T * N * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -433,9 +433,9 @@ grouped_linear__fp8_delayed__add_to_main_grad on sm_80: emulated (sm_80 has no k
     grouped_gemm of e4m3_e4m3_tensor_fast; operands are decoded to bfloat16)
 y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g
 sizes: T tokens, E num_groups, K in_features, N out_features
-emulation moves T align(K, 16) + 4 T K + E N align(K, 16) + 8 E N K + T align(N, 16) + 4 T N + E K
-    align(N, 16) + N align(32 (T // 32 + E), 16) + 24 E + 4 32 (T // 32 + E) N + K align(32 (T // 32
-    + E), 16) + 4 32 (T // 32 + E) K bytes more
+emulation moves T align(K, 16) + 4 T K + E N align(K, 16) + 8 E N K + N align(32 (T // 32 + E), 16)
+    + 24 E + 4 32 (T // 32 + E) N + K align(32 (T // 32 + E), 16) + 4 32 (T // 32 + E) K + E K
+    align(N, 16) + T align(N, 16) + 4 T N bytes more
 
 buffers
   x                          [T, K]; io; 2 T K bytes; input
@@ -516,26 +516,26 @@ backward (dy, split_sizes, weight, x_columnwise, x_columnwise_scale, weight_scal
      quantize_e5m2_tensor;
      2 T N + 20 E + 4 1024 E + T align(N, 16) + N align(32 (T // 32 + E), 16) + 2 E N + 4 (T // 128
      + 2 E + 1) N bytes
-  2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
-     dequantize_e5m2_codes; T align(N, 16) + 2 T N bytes; if need_dx
-  4. dequantize: weight_columnwise -> weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
-  5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
-     weight_columnwise_scale, split_sizes -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T N K flop; 2 T N + 2 E N K + 16 E + 2 T K bytes;
-     if need_dx
-  6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  2. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
      N align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) N bytes; if need_dweight
-  7. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  3. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
      K align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) K bytes; if need_dweight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  4. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
      x_columnwise_scale, weight_main_grad, dy_padded_sizes -> weight_main_grad
      gemm_decoded_mma_wgrad_tensor_tensor_add; 2 T N K flop;
      2 32 (T // 32 + E) N + 2 32 (T // 32 + E) K + 16 E + 8 E N K bytes; if need_dweight
+  5. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E N K + 8 E + E K align(N, 16) bytes; if need_dx
+  6. dequantize: weight_columnwise -> weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E K align(N, 16) + 2 E N K bytes; if need_dx
+  7. dequantize: dy_rowwise -> dy_rowwise_decoded
+     dequantize_e5m2_codes; T align(N, 16) + 2 T N bytes; if need_dx
+  8. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
+     weight_columnwise_scale, split_sizes -> dx
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T N K flop; 2 T N + 2 E N K + 16 E + 2 T K bytes;
+     if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes                            always
@@ -545,8 +545,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   weight_scale_used   4 E bytes                            if need_dx
   at most 16 E + 2 E N K + K align(32 (T // 32 + E), 16) bytes, inputs and parameters included
   K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.08 GB at E = 8, K = 4096, N = 4096, T = 32768
-  peak of the backward, with all gradients: 1.90 GB at E = 128, K = 2048, N = 2048, T = 32768
+  peak of the backward, with all gradients: 941 MB at E = 8, K = 4096, N = 4096, T = 32768
+  peak of the backward, with all gradients: 1.75 GB at E = 128, K = 2048, N = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

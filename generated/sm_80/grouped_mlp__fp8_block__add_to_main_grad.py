@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a6defd0e5d938983
+# checksum sha256:91877ce114199889
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "4ead47b409593418f404446283a8b82716d8a7a1b5c735d331890deff3aa8b3f"
+DIGEST = "6d058936ae05e8e597fb44c8ad5a3297310f01160ac54a59550cf45f7f649241"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -100,6 +100,9 @@ def _backward_1_fake(
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -107,7 +110,7 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
         dy,
         split_sizes,
@@ -116,6 +119,9 @@ def _backward_1_fake(
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
     T = dy.shape[-2]
@@ -132,6 +138,8 @@ def _backward_1_fake(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     dprobs = (
@@ -151,25 +159,7 @@ def _backward_1_fake(
         if need_dx
         else dy.new_empty(0, dtype=torch.float32)
     )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((T // 128 + E, 2 * F), dtype=torch.float32)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    return (
-        dprobs,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    )
+    return dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale
 
 
 def _backward_1_flops(
@@ -178,6 +168,7 @@ def _backward_1_flops(
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -198,25 +189,30 @@ def _backward_1_flops(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+        (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor(a!)? fc2_weight_main_grad, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
-    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor, Tensor)",
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+    "Tensor(b!)? fc2_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=8,
-    mutated=1,
+    tensors=11,
+    mutated=2,
     reference=reference.backward_1,
     flops=_backward_1_flops,
 )
@@ -226,70 +222,33 @@ def _backward_2_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
 ) -> Tensor:
-    reference.check_backward_2(
-        dy,
-        split_sizes,
-        fc1_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-        fc1_weight_main_grad,
-    )
+    reference.check_backward_2(dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale)
     T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dx = dy.new_empty((T, H))
     return dx
 
 
-def _backward_2_flops(
-    dy: Tensor,
-    fc1_weight: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-) -> int:
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
-    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
 
 
 _backward_2 = _library.register(
     "grouped_mlp__fp8_block__add_to_main_grad",
     "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
-    "bool need_dx, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+    "Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=10,
-    mutated=1,
+    tensors=5,
+    mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
 )
@@ -298,8 +257,8 @@ _backward_2 = _library.register(
 def _backward(
     dy: Tensor,
     left: list,
-    fc2_weight_main_grad: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
+    fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -321,15 +280,7 @@ def _backward(
     ) = left
     left.clear()
     dx = None
-    (
-        dprobs,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    ) = _backward_1(
+    dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale = _backward_1(
         dy,
         split_sizes,
         probs,
@@ -337,6 +288,9 @@ def _backward(
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
         need_dx,
         need_dfc1_weight,
@@ -345,24 +299,18 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
-    if need_dx or need_dfc1_weight:
+    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale
+    if need_dx:
         dx = _backward_2(
             dy,
             split_sizes,
             fc1_weight,
-            x_columnwise,
-            x_columnwise_scale,
             dh_rowwise if need_dx else None,
             dh_rowwise_scale if need_dx else None,
-            dh_columnwise if need_dfc1_weight else None,
-            dh_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_main_grad,
             need_dx,
-            need_dfc1_weight,
         )
     return (
-        dx if need_dx else None,
+        dx,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -451,8 +399,8 @@ class _GroupedMLP(torch.autograd.Function):
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             left,
-            ctx.fc2_weight_main_grad_,
             ctx.fc1_weight_main_grad_,
+            ctx.fc2_weight_main_grad_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -749,9 +697,9 @@ emulation moves T align(H, 16) + T align(H, 16) + 8 T ceildiv(H, 128) + 8 T H + 
     8 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E 2 F H + T align(F, 16) + 4 T ceildiv(F, 128) + 4 T F
     + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + 8 E H F + E F align(H, 16) + H
     align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + 8 (T // 128 + E) H + 48 E + 8 32
-    (T // 32 + E) H + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 4 32 (T // 32 + E) F + T
-    align(2 F, 16) + 4 T ceildiv(2 F, 128) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T // 32 +
-    E), 16) + 4 (T // 128 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+    (T // 32 + E) H + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 4 32 (T // 32 + E) F + 2
+    F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 4 32 (T // 32 + E) 2 F + E H align(2 F,
+    16) + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 4 T 2 F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -800,9 +748,9 @@ buffers
   fc1_weight_columnwise_scale    [E, ceildiv(2 * F, 128), ceildiv(H, 128)]; float32;
                                  4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e4m3;
-                                 2 F align(32 (T // 32 + E), 16) bytes; between ops
+                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
   dh_columnwise_scale            [T // 128 + E, 2 * F]; float32; 4 (T // 128 + E) 2 F bytes;
-                                 between ops
+                                 workspace
   x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale             [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes;
@@ -863,41 +811,41 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   9. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    fc2_weight_main_grad) -> dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
-    dh_columnwise, dh_columnwise_scale
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
+    x_columnwise_scale, fc1_weight_main_grad, fc2_weight_main_grad) -> dprobs, dfc1_bias, dfc2_bias,
+    dh_rowwise, dh_rowwise_scale
+  1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + 8 E + T align(H, 16) + 4 T ceildiv(H, 128) + H align(32 (T // 32 + E), 16) + 4 (T //
      128 + E) H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E H F + E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     E F align(H, 16) + 4 E ceildiv(H, 128) ceildiv(F, 128) + 2 E H F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
-     gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  4. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
      dy_padded_sizes
      dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  5. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
      dequantize_groups_e4m3_block_1x128_transposed;
      F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
      if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
+  6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
      dy_padded_sizes -> fc2_weight_main_grad
      gemm_decoded_mma_wgrad_add; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E H F + 8 E bytes; if need_dfc2_weight
+  7. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  8. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+     gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
@@ -907,33 +855,30 @@ backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_sc
      bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-backward_2 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx, if need_dx or
-    need_dfc1_weight
-  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128;
-     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes; if need_dx
-  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 T 2 F bytes;
-     if need_dx
-  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 2 E 2 F H bytes; if need_dx
-  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
-     gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes; if need_dx
-  5. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
+  10. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e4m3_block_1x128_transposed;
      2 F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F bytes;
      if need_dfc1_weight
-  6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  11. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_block_1x128_transposed;
      H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
      if need_dfc1_weight
-  7. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
+  12. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
      dh_padded_sizes -> fc1_weight_main_grad
      gemm_decoded_mma_wgrad_add; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E 2 F H + 8 E bytes; if need_dfc1_weight
+backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128;
+     2 E 2 F H + E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) bytes
+  2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     E H align(2 F, 16) + 4 E ceildiv(2 F, 128) ceildiv(H, 128) + 2 E 2 F H bytes
+  3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 T 2 F bytes
+  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+     gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -950,8 +895,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       included
   4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 2.04 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.87 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.91 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.36 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e8489c4449fbeafc
+# checksum sha256:34cc9706e4d57030
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "f5f666ada54bb014811b6be522480ba1946c404da00653825e09ede85b483bd8"
+DIGEST = "c45bc96ed110f270816ba184e1303178d87125c8beea7de194a8ac765becdefd"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 
@@ -115,8 +115,6 @@ def _backward_1_fake(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     need_dx: bool,
@@ -134,25 +132,26 @@ def _backward_1_fake(
     Tensor | None,
     Tensor | None,
     Tensor | None,
+    Tensor | None,
 ]:
     reference.check_backward_1(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        a_columnwise,
-        a_columnwise_scale,
-        fc2_weight_columnwise,
-        fc2_weight_columnwise_scale,
+        dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else None
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((T // 128 + E, H), dtype=torch.float32) if need_dfc2_weight else None
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
@@ -168,10 +167,11 @@ def _backward_1_fake(
         dy.new_empty((T // 128 + E, 2 * F), dtype=torch.float32) if need_dfc1_weight else None
     )
     return (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -184,30 +184,26 @@ def _backward_1_flops(
     fc2_weight_columnwise: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_block__cached_weights",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor fc2_weight_columnwise, "
-    "Tensor fc2_weight_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?)",
+    "Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=8,
+    tensors=6,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -300,6 +296,60 @@ _backward_3 = _library.register(
 )
 
 
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(
+    dy: Tensor, a_columnwise: Tensor | None, a_columnwise_scale: Tensor | None
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_block__cached_weights",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
 def _refresh_fake(
     fc1_weight: Tensor,
     fc2_weight: Tensor,
@@ -369,12 +419,13 @@ def _backward(
         fc1_weight_columnwise_scale,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dx = dfc1_weight = dfc2_weight = None
     (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -384,8 +435,6 @@ def _backward(
         split_sizes,
         probs,
         h,
-        a_columnwise,
-        a_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         need_dx,
@@ -395,7 +444,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise_scale
+    del probs, h, fc2_weight_columnwise_scale
     if need_dx:
         dx = _backward_2(
             dy,
@@ -422,6 +471,17 @@ def _backward(
             dh_columnwise,
             dh_columnwise_scale,
             need_dfc1_weight,
+        )
+        del x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise,
+            dy_columnwise_scale,
+            need_dfc2_weight,
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -1101,11 +1161,11 @@ The expert MLP of a mixture-of-experts layer, each token weighted by its router 
 sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T ceildiv(H, 128) + 8 T H + E 2 F align(H, 16) +
     8 E ceildiv(2 F, 128) ceildiv(H, 128) + 8 E 2 F H + T align(F, 16) + 4 T ceildiv(F, 128) + 4 T F
-    + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + 8 E H F + E F align(H, 16) + H
-    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + 8 (T // 128 + E) H + 48 E + 8 32
-    (T // 32 + E) H + F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 4 32 (T // 32 + E) F + T
+    + E H align(F, 16) + 8 E ceildiv(H, 128) ceildiv(F, 128) + 8 E H F + E F align(H, 16) + T
     align(2 F, 16) + 4 T ceildiv(2 F, 128) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T // 32 +
-    E), 16) + 4 (T // 128 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+    E), 16) + 4 (T // 128 + E) 2 F + 48 E + 4 32 (T // 32 + E) 2 F + H align(32 (T // 32 + E), 16) +
+    H align(32 (T // 32 + E), 16) + 8 (T // 128 + E) H + 8 32 (T // 32 + E) H + F align(32 (T // 32
+    + E), 16) + 4 (T // 128 + E) F + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -1147,8 +1207,8 @@ buffers
                                  4 E ceildiv(H, 128) ceildiv(F, 128) bytes;
                                  buffer fc2.weight_columnwise_scale, filled by refresh
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
-                                 H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale            [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; workspace
+                                 H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale            [T // 128 + E, H]; float32; 4 (T // 128 + E) H bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [T // 128 + E, F]; float32; 4 (T // 128 + E) F bytes;
@@ -1221,8 +1281,8 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
   8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise,
+backward_1 (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale)
+    -> dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
     dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
@@ -1239,19 +1299,7 @@ backward_1 (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, fc2_wei
   4. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-     dy_padded_sizes
-     dequantize_groups_e4m3_block_1x128_transposed;
-     H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_block_1x128_transposed;
-     F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
-     if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_mma_wgrad; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  5. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128; 38 T F flop;
@@ -1281,6 +1329,18 @@ backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh
   3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+     dy_padded_sizes
+     dequantize_groups_e4m3_block_1x128_transposed;
+     H align(32 (T // 32 + E), 16) + 4 (T // 128 + E) H + 16 E + 2 32 (T // 32 + E) H bytes
+  2. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_block_1x128_transposed;
+     F align(32 (T // 32 + E), 16) + 4 (T // 128 + E) F + 8 E + 2 32 (T // 32 + E) F bytes
+  3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_mma_wgrad; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
@@ -1307,8 +1367,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) + 4 (T // 128 + E) H bytes, inputs and parameters included
   4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.05 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 2.32 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.82 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

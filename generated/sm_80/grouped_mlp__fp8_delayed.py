@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1dd791ad2e5a4c75
+# checksum sha256:8756fc05845d52fc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "c0593a07e1d667f52fbcbb797ef60d27d89873f5e4105eeeff28adf2fb3f941e"
+DIGEST = "8b3fea8ed7da24c097e71bec47b0e56bfa9b81e4a86cd562e119444a7856a978"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -119,8 +119,6 @@ def _backward_1_fake(
     probs: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
@@ -129,31 +127,14 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        fc2_weight_scale_used,
-        backward_state,
+        dy, split_sizes, probs, h, fc2_weight, fc2_weight_scale_used, backward_state
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
@@ -161,6 +142,16 @@ def _backward_1_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
         if need_dx
@@ -180,10 +171,11 @@ def _backward_1_fake(
         else dy.new_empty(0, dtype=torch.float32)
     )
     return (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -195,41 +187,28 @@ def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_delayed",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=9,
+    tensors=7,
     mutated=1,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -315,6 +294,46 @@ _backward_3 = _library.register(
 )
 
 
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_delayed",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
 def _backward(
     dy: Tensor,
     left: list,
@@ -343,12 +362,13 @@ def _backward(
         fc2_weight_scale_used,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dx = dfc1_weight = dfc2_weight = None
     (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -359,8 +379,6 @@ def _backward(
         probs,
         h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
         fc2_weight_scale_used,
         backward_state,
         need_dx,
@@ -370,7 +388,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
+    del probs, h, fc2_weight, fc2_weight_scale_used
     if need_dx:
         dx = _backward_2(
             dy,
@@ -392,10 +410,21 @@ def _backward(
             dh_columnwise_scale if need_dfc1_weight else None,
             need_dfc1_weight,
         )
+        del x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            need_dfc2_weight,
+        )
     return (
         dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
+        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -875,10 +904,10 @@ grouped_mlp__fp8_delayed on sm_80: emulated (sm_80 has no kernels for grouped_ge
 The expert MLP of a mixture-of-experts layer, each token weighted by its router probability
 sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T H + E 2 F align(H, 16) + 8 E 2 F H + T
-    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + H align(32 (T // 32 + E),
-    16) + H align(32 (T // 32 + E), 16) + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E),
-    16) + 4 32 (T // 32 + E) F + T align(2 F, 16) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T
-    // 32 + E), 16) + 4 32 (T // 32 + E) 2 F bytes more
+    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + E H align(2 F, 16) + T
+    align(2 F, 16) + 4 T 2 F + 2 F align(32 (T // 32 + E), 16) + 48 E + 4 32 (T // 32 + E) 2 F + H
+    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + 8 32 (T // 32 + E) H + F align(32
+    (T // 32 + E), 16) + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -911,8 +940,8 @@ buffers
   fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale            [E]; float32; 4 E bytes; workspace
+                                 H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale            [E]; float32; 4 E bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
@@ -1021,39 +1050,29 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    fc2_weight_scale_used, backward_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
+backward_1 (dy, split_sizes, probs, h, fc2_weight, fc2_weight_scale_used, backward_state) -> dprobs,
+    dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale
+  1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  4. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_transposed;
-     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_codes_transposed;
-     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  6. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -1066,10 +1085,10 @@ backward_2 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_r
   1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
      fc1_weight_columnwise_scale
      quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
-  2. dequantize: dh_rowwise -> dh_rowwise_decoded
-     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes
-  3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  2. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
      dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes
+  3. dequantize: dh_rowwise -> dh_rowwise_decoded
+     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes
   4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
@@ -1085,6 +1104,18 @@ backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+     dequantize_groups_e5m2_codes_transposed;
+     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes
+  2. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_codes_transposed;
+     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes
+  3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes            8 E bytes; always
@@ -1104,7 +1135,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.81 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

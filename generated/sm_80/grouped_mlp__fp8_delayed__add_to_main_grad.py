@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ecbda911bd87ae48
+# checksum sha256:6f0f843b9762e1c3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "91c90d620089b9ef6bf0264e5d5e3409d84b85e880f39c7208bc90e88f395873"
+DIGEST = "d49a573bfb1d710359c0c46ccbf0a7177ee5e25a82bcce11fde17092d1b662a4"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -121,8 +121,11 @@ def _backward_1_fake(
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -130,7 +133,7 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
         dy,
         split_sizes,
@@ -139,8 +142,11 @@ def _backward_1_fake(
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
         fc2_weight_scale_used,
         backward_state,
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
     T = dy.shape[-2]
@@ -155,6 +161,8 @@ def _backward_1_fake(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     dprobs = (
@@ -172,25 +180,7 @@ def _backward_1_fake(
     dh_rowwise_scale = (
         dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
     )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((E,), dtype=torch.float32)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    return (
-        dprobs,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    )
+    return dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale
 
 
 def _backward_1_flops(
@@ -198,6 +188,7 @@ def _backward_1_flops(
     h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -216,25 +207,30 @@ def _backward_1_flops(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+        (2 * T * H * F if need_dfc2_weight else 0)
+        + (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, "
-    "Tensor(a!) backward_state, Tensor(b!)? fc2_weight_main_grad, bool need_dx, "
+    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
+    "Tensor(b!)? fc1_weight_main_grad, Tensor(c!)? fc2_weight_main_grad, bool need_dx, "
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=10,
-    mutated=2,
+    tensors=13,
+    mutated=3,
     reference=reference.backward_1,
     flops=_backward_1_flops,
 )
@@ -244,69 +240,36 @@ def _backward_2_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
 ) -> Tensor:
     reference.check_backward_2(
-        dy,
-        split_sizes,
-        fc1_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_scale_used,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-        fc1_weight_main_grad,
+        dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dx = dy.new_empty((T, H))
     return dx
 
 
-def _backward_2_flops(
-    dy: Tensor,
-    fc1_weight: Tensor | None,
-    dh_columnwise: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-) -> int:
+def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
-    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
 
 
 _backward_2 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
-    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
-    "Tensor(a!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
+    "Tensor dh_rowwise, Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=11,
-    mutated=1,
+    tensors=6,
+    mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
 )
@@ -316,8 +279,8 @@ def _backward(
     dy: Tensor,
     left: list,
     backward_state: Tensor,
-    fc2_weight_main_grad: Tensor | None,
     fc1_weight_main_grad: Tensor | None,
+    fc2_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -341,15 +304,7 @@ def _backward(
     ) = left
     left.clear()
     dx = None
-    (
-        dprobs,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    ) = _backward_1(
+    dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale = _backward_1(
         dy,
         split_sizes,
         probs,
@@ -357,8 +312,11 @@ def _backward(
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
         fc2_weight_scale_used,
         backward_state,
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
         need_dx,
         need_dfc1_weight,
@@ -367,25 +325,28 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
-    if need_dx or need_dfc1_weight:
+    del (
+        probs,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+        fc2_weight_scale_used,
+    )
+    if need_dx:
         dx = _backward_2(
             dy,
             split_sizes,
             fc1_weight,
-            x_columnwise,
-            x_columnwise_scale,
             fc1_weight_scale_used,
             dh_rowwise if need_dx else None,
             dh_rowwise_scale if need_dx else None,
-            dh_columnwise if need_dfc1_weight else None,
-            dh_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_main_grad,
             need_dx,
-            need_dfc1_weight,
         )
     return (
-        dx if need_dx else None,
+        dx,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -492,8 +453,8 @@ class _GroupedMLP(torch.autograd.Function):
             dy,
             left,
             ctx.backward_state_,
-            ctx.fc2_weight_main_grad_,
             ctx.fc1_weight_main_grad_,
+            ctx.fc2_weight_main_grad_,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -865,8 +826,8 @@ sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T H + E 2 F align(H, 16) + 8 E 2 F H + T
     align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + H align(32 (T // 32 + E),
     16) + H align(32 (T // 32 + E), 16) + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E),
-    16) + 4 32 (T // 32 + E) F + T align(2 F, 16) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T
-    // 32 + E), 16) + 4 32 (T // 32 + E) 2 F bytes more
+    16) + 4 32 (T // 32 + E) F + 2 F align(32 (T // 32 + E), 16) + 4 32 (T // 32 + E) 2 F + E H
+    align(2 F, 16) + T align(2 F, 16) + 4 T 2 F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -909,8 +870,8 @@ buffers
   fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 2 F align(32 (T // 32 + E), 16) bytes; between ops
-  dh_columnwise_scale            [E]; float32; 4 E bytes; between ops
+                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale            [E]; float32; 4 E bytes; workspace
   x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
@@ -1009,38 +970,38 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale,
-    fc2_weight_scale_used, backward_state, fc2_weight_main_grad) -> dprobs, dfc1_bias, dfc2_bias,
-    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
+backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
+    x_columnwise_scale, fc2_weight_scale_used, backward_state, fc1_weight_main_grad,
+    fc2_weight_main_grad) -> dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale
+  1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
-     dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
-     fc2_weight_columnwise_scale, split_sizes -> da
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  4. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
      H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  5. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
      F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale, fc2_weight_main_grad, dy_padded_sizes -> fc2_weight_main_grad
      gemm_decoded_mma_wgrad_tensor_tensor_add; 2 T H F flop;
      2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 8 E H F bytes; if need_dfc2_weight
+  7. dequantize: dy_rowwise -> dy_rowwise_decoded
+     dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  8. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   9. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
@@ -1049,30 +1010,28 @@ backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_sc
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-backward_2 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
-    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx,
-    if need_dx or need_dfc1_weight
-  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
-  2. dequantize: dh_rowwise -> dh_rowwise_decoded
-     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
-  3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
-  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-     fc1_weight_columnwise_scale, split_sizes -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes;
-     if need_dx
-  5. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  10. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
      2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
-  6. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  11. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
      H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
-  7. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  12. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, fc1_weight_main_grad, dh_padded_sizes -> fc1_weight_main_grad
      gemm_decoded_mma_wgrad_tensor_tensor_add; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 8 E 2 F H bytes; if need_dfc1_weight
+backward_2 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale) -> dx,
+    if need_dx
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
+  2. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes
+  3. dequantize: dh_rowwise -> dh_rowwise_decoded
+     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes
+  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes            8 E bytes; always
@@ -1091,8 +1050,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + F align(32 (T // 32 + E), 16) + H align(32 (T
       // 32 + E), 16) bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
-  peak of the backward, with all gradients: 2.02 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.85 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.89 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.36 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

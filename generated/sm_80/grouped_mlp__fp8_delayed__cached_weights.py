@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f8862fffbadd0020
+# checksum sha256:55d1cb641a6ebb8e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "d048e3341b9d8b8e3c8cf4adeb52b967a4c55e013c3cde3a264c56e7f3e9b4d9"
+DIGEST = "5dba53961524c551db38b143fd6b0ac6680d5a20c583d2262a73dc82f8d68054"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -122,8 +122,6 @@ def _backward_1_fake(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     backward_state: Tensor,
@@ -133,14 +131,12 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
         dy,
         split_sizes,
         probs,
         h,
-        a_columnwise,
-        a_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         backward_state,
@@ -149,7 +145,6 @@ def _backward_1_fake(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
@@ -157,6 +152,16 @@ def _backward_1_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
         if need_dx
@@ -176,10 +181,11 @@ def _backward_1_fake(
         else dy.new_empty(0, dtype=torch.float32)
     )
     return (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -192,30 +198,27 @@ def _backward_1_flops(
     fc2_weight_columnwise: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__cached_weights",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor fc2_weight_columnwise, "
-    "Tensor fc2_weight_columnwise_scale, Tensor(a!) backward_state, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+    "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
+    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=9,
+    tensors=7,
     mutated=1,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -308,6 +311,46 @@ _backward_3 = _library.register(
 )
 
 
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__fp8_delayed__cached_weights",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
 def _refresh_fake(
     fc1_weight: Tensor,
     fc2_weight: Tensor,
@@ -382,12 +425,13 @@ def _backward(
         fc1_weight_columnwise_scale,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dx = dfc1_weight = dfc2_weight = None
     (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -397,8 +441,6 @@ def _backward(
         split_sizes,
         probs,
         h,
-        a_columnwise,
-        a_columnwise_scale,
         fc2_weight_columnwise,
         fc2_weight_columnwise_scale,
         backward_state,
@@ -409,7 +451,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise_scale
+    del probs, h, fc2_weight_columnwise_scale
     if need_dx:
         dx = _backward_2(
             dy,
@@ -437,10 +479,21 @@ def _backward(
             dh_columnwise_scale if need_dfc1_weight else None,
             need_dfc1_weight,
         )
+        del x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            need_dfc2_weight,
+        )
     return (
         dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
+        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -1199,10 +1252,10 @@ grouped_mlp__fp8_delayed__cached_weights on sm_80: emulated (sm_80 has no kernel
 The expert MLP of a mixture-of-experts layer, each token weighted by its router probability
 sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T H + E 2 F align(H, 16) + 8 E 2 F H + T
-    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + H align(32 (T // 32 + E),
-    16) + H align(32 (T // 32 + E), 16) + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E),
-    16) + 4 32 (T // 32 + E) F + T align(2 F, 16) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T
-    // 32 + E), 16) + 4 32 (T // 32 + E) 2 F bytes more
+    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + T align(2 F, 16) + 4 T 2
+    F + E H align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) + 48 E + 4 32 (T // 32 + E) 2 F + H
+    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + 8 32 (T // 32 + E) H + F align(32
+    (T // 32 + E), 16) + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -1241,8 +1294,8 @@ buffers
   fc2_weight_columnwise_scale    [E]; float32; 4 E bytes;
                                  buffer fc2.weight_columnwise_scale, filled by refresh
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale            [E]; float32; 4 E bytes; workspace
+                                 H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale            [E]; float32; 4 E bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
@@ -1345,9 +1398,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, fc1_
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, fc2_weight_columnwise,
-    fc2_weight_columnwise_scale, backward_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias,
-    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+backward_1 (dy, split_sizes, probs, h, fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    backward_state) -> dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
@@ -1363,17 +1416,7 @@ backward_1 (dy, split_sizes, probs, h, a_columnwise, a_columnwise_scale, fc2_wei
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  5. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_transposed;
-     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
-  6. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_codes_transposed;
-     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
-  7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  8. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  5. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -1402,6 +1445,18 @@ backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+     dequantize_groups_e5m2_codes_transposed;
+     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes
+  2. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_codes_transposed;
+     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes
+  3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes
 
 refresh (fc1_weight, fc2_weight, fc1_weight_rowwise, fc1_weight_rowwise_scale,
     fc1_weight_columnwise, fc1_weight_columnwise_scale, fc2_weight_rowwise,
@@ -1429,7 +1484,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.04 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.81 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7472485e2b6638d0
+# checksum sha256:c119b5f15ebfd7ac
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "258111dbfe5337870a26bb086f6093e4d5bc1c32249a775901dd020f76050f37"
+DIGEST = "6103cfd75dd2489f795a70ab744e563b3862026740a283b017e01ce3c7e80d91"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -116,8 +116,12 @@ def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
     fc2_input_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
@@ -127,13 +131,17 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
         dy,
         split_sizes,
         probs,
+        fc1_weight,
         h,
         fc2_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
         fc2_input_scale_used,
         fc2_weight_scale_used,
         backward_state,
@@ -141,8 +149,17 @@ def _backward_1_fake(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else dy.new_empty(0)
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
@@ -150,66 +167,80 @@ def _backward_1_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    dh_rowwise = (
-        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dx
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
         else dy.new_empty(0, dtype=torch.float8_e5m2)
     )
-    dh_rowwise_scale = (
-        dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
-    )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dh_columnwise_scale = (
+    dy_columnwise_scale = (
         dy.new_empty((E,), dtype=torch.float32)
-        if need_dfc1_weight
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
+    a_columnwise = (
+        dy.new_empty((F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    a_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
         else dy.new_empty(0, dtype=torch.float32)
     )
     return (
-        dfc2_weight,
+        dx,
+        dfc1_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
+        dy_columnwise,
+        dy_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
     )
 
 
 def _backward_1_flops(
     dy: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+        (2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0)
+        + (2 * T * 2 * F * H if need_dx else 0)
+        + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? fc2_input_scale_used, Tensor? fc2_weight_scale_used, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
+    "Tensor? fc2_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? fc1_weight_scale_used, Tensor? fc2_input_scale_used, "
+    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
     "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-    "Tensor)",
+    "Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=8,
+    tensors=12,
     mutated=1,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -219,79 +250,39 @@ _backward_1 = _library.register(
 def _backward_2_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    fc1_weight: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
-    need_dx: bool,
+    dy_columnwise: Tensor,
+    a_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    a_columnwise_scale: Tensor,
 ) -> Tensor:
     reference.check_backward_2(
-        dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
+        dy, split_sizes, dy_columnwise, a_columnwise, dy_columnwise_scale, a_columnwise_scale
     )
-    T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H))
-    return dx
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2]
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
 
 
-def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+def _backward_2_flops(dy: Tensor, a_columnwise: Tensor) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    return 2 * T * 2 * F * H
+    F = a_columnwise.shape[-2]
+    return 2 * T * H * F
 
 
 _backward_2 = _library.register(
     "grouped_mlp__fp8_delayed__recompute_activations",
     "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
-    "Tensor dh_rowwise, Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor dy_columnwise, Tensor a_columnwise, "
+    "Tensor dy_columnwise_scale, Tensor a_columnwise_scale) -> Tensor",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
     tensors=6,
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    need_dfc1_weight: bool,
-) -> Tensor:
-    reference.check_backward_3(
-        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
-    )
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    dfc1_weight = dy.new_empty((E, 2 * F, H))
-    return dfc1_weight
-
-
-def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    return 2 * T * 2 * F * H
-
-
-_backward_3 = _library.register(
-    "grouped_mlp__fp8_delayed__recompute_activations",
-    "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
-    tensors=6,
-    mutated=0,
-    reference=reference.backward_3,
-    flops=_backward_3_flops,
 )
 
 
@@ -322,22 +313,27 @@ def _backward(
         fc2_weight_scale_used,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dfc2_weight = None
     (
-        dfc2_weight,
+        dx,
+        dfc1_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
+        dy_columnwise,
+        dy_columnwise_scale,
+        a_columnwise,
+        a_columnwise_scale,
     ) = _backward_1(
         dy,
         split_sizes,
         probs,
+        fc1_weight,
         h,
         fc2_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
         fc2_input_scale_used,
         fc2_weight_scale_used,
         backward_state,
@@ -348,32 +344,30 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, fc2_input_scale_used, fc2_weight_scale_used
-    if need_dx:
-        dx = _backward_2(
+    del (
+        probs,
+        fc1_weight,
+        h,
+        fc2_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        fc2_input_scale_used,
+        fc2_weight_scale_used,
+    )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_2(
             dy,
             split_sizes,
-            fc1_weight,
-            fc1_weight_scale_used,
-            dh_rowwise if need_dx else None,
-            dh_rowwise_scale if need_dx else None,
-            need_dx,
-        )
-        del fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
-    if need_dfc1_weight:
-        dfc1_weight = _backward_3(
-            dy,
-            split_sizes,
-            x_columnwise,
-            x_columnwise_scale,
-            dh_columnwise if need_dfc1_weight else None,
-            dh_columnwise_scale if need_dfc1_weight else None,
-            need_dfc1_weight,
+            dy_columnwise if need_dfc2_weight else None,
+            a_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            a_columnwise_scale if need_dfc2_weight else None,
         )
     return (
-        dx,
-        dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
+        dx if need_dx else None,
+        dfc1_weight if need_dfc1_weight else None,
+        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -854,10 +848,10 @@ grouped_mlp__fp8_delayed__recompute_activations on sm_80: emulated (sm_80 has no
 The expert MLP of a mixture-of-experts layer, each token weighted by its router probability
 sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T H + E 2 F align(H, 16) + 8 E 2 F H + T
-    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + H align(32 (T // 32 + E),
-    16) + H align(32 (T // 32 + E), 16) + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E),
-    16) + 4 32 (T // 32 + E) F + T align(2 F, 16) + 4 T 2 F + E H align(2 F, 16) + 2 F align(32 (T
-    // 32 + E), 16) + 4 32 (T // 32 + E) 2 F bytes more
+    align(F, 16) + 4 T F + E H align(F, 16) + 8 E H F + E F align(H, 16) + E H align(2 F, 16) + T
+    align(2 F, 16) + 4 T 2 F + 2 F align(32 (T // 32 + E), 16) + 48 E + 4 32 (T // 32 + E) 2 F + H
+    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + 8 32 (T // 32 + E) H + F align(32
+    (T // 32 + E), 16) + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -890,18 +884,18 @@ buffers
   fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale            [E]; float32; 4 E bytes; workspace
+                                 H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale            [E]; float32; 4 E bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
-                                 F align(32 (T // 32 + E), 16) bytes; workspace
-  a_columnwise_scale             [E]; float32; 4 E bytes; workspace
-  dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; between ops
-  dh_rowwise_scale               [E]; float32; 4 E bytes; between ops
+                                 F align(32 (T // 32 + E), 16) bytes; between ops
+  a_columnwise_scale             [E]; float32; 4 E bytes; between ops
+  dh_rowwise                     [T, align(2 * F, 16)]; e5m2; T align(2 F, 16) bytes; workspace
+  dh_rowwise_scale               [E]; float32; 4 E bytes; workspace
   fc1_weight_columnwise          [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale    [E]; float32; 4 E bytes; workspace
   dh_columnwise                  [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                 2 F align(32 (T // 32 + E), 16) bytes; between ops
-  dh_columnwise_scale            [E]; float32; 4 E bytes; between ops
+                                 2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale            [E]; float32; 4 E bytes; workspace
   x_columnwise                   [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                  H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale             [E]; float32; 4 E bytes; kept for the backward
@@ -1001,44 +995,35 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      gemm_decoded_mma_fprop_tensor_tensor; 2 T H F flop;
      2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, fc2_input_scale_used, fc2_weight_scale_used,
-    backward_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
-    dh_columnwise, dh_columnwise_scale
-  1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
+backward_1 (dy, split_sizes, probs, fc1_weight, h, fc2_weight, x_columnwise, x_columnwise_scale,
+    fc1_weight_scale_used, fc2_input_scale_used, fc2_weight_scale_used, backward_state) -> dx,
+    dfc1_weight, dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, a_columnwise,
+    a_columnwise_scale
+  1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  4. dequantize: dy_rowwise -> dy_rowwise_decoded
      dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E F align(H, 16) + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
      fc2_weight_columnwise_scale, split_sizes -> da
      gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
-     a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
-     2 T 2 F + 4 T + 16 E + F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight;
-     rule recomputed_activation_quantize
-  7. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-     dequantize_groups_e5m2_codes_transposed;
-     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes; if need_dfc2_weight
-  8. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_codes_transposed;
-     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes; if need_dfc2_weight
-  9. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  10. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
+  7. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes; if need_dx
+  8. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
@@ -1046,30 +1031,39 @@ backward_1 (dy, split_sizes, probs, h, fc2_weight, fc2_input_scale_used, fc2_wei
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-backward_2 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale) -> dx,
-    if need_dx
-  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
-  2. dequantize: dh_rowwise -> dh_rowwise_decoded
-     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes
-  3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; E H align(2 F, 16) + 2 E 2 F H bytes
-  4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  9. dequantize: dh_rowwise -> dh_rowwise_decoded
+     dequantize_e5m2_codes; T align(2 F, 16) + 2 T 2 F bytes; if need_dx
+  10. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
      fc1_weight_columnwise_scale, split_sizes -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
-backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
-    -> dfc1_weight, if need_dfc1_weight
-  1. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes;
+     if need_dx
+  11. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
      dequantize_groups_e5m2_codes_transposed;
-     2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes
-  2. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+     2 F align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) 2 F bytes; if need_dfc1_weight
+  12. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
      dequantize_groups_e4m3_codes_transposed;
-     H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes
-  3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+     H align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) H bytes; if need_dfc1_weight
+  13. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
+  14. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
+     a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward_quantize_e4m3_tensor; 27 T F flop;
+     2 T 2 F + 4 T + 16 E + F align(32 (T // 32 + E), 16) bytes; if need_dfc2_weight;
+     rule recomputed_activation_quantize
+backward_2 (dy, split_sizes, dy_columnwise, a_columnwise, dy_columnwise_scale, a_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+     dequantize_groups_e5m2_codes_transposed;
+     H align(32 (T // 32 + E), 16) + 16 E + 2 32 (T // 32 + E) H bytes
+  2. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_codes_transposed;
+     F align(32 (T // 32 + E), 16) + 8 E + 2 32 (T // 32 + E) F bytes
+  3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes            8 E bytes; always
@@ -1090,8 +1084,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 24 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F + H align(32 (T // 32 + E), 16) bytes, inputs
       and parameters included
   4 + 4 F + H bytes for each token, 4 F + H of the forward's, none for parameters
-  peak of the backward, with all gradients: 2.29 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.93 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 2.42 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.81 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

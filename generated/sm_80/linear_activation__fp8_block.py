@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b04e4c4c08d77ec7
+# checksum sha256:5e464616f3f4fdb4
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "39f6b2dfef762c38e0f16cb1818e2d8e261019a9792f89c9318481fcd25d4d36"
+DIGEST = "9317f6140613043a779c59d03a8a4eaa51950087ce2f1bb7d6be1f25ef4986bb"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -115,7 +115,7 @@ def _backward_flops(
         if x_columnwise_scale is not None
         else 0
     )
-    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+    return (2 * T * D * K if need_dfc_weight else 0) + (2 * T * D * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -337,9 +337,9 @@ linear_activation__fp8_block on sm_80: emulated (sm_80 has no kernels for gemm o
 A linear layer and GELU
 sizes: T tokens, K in_features, D out_features
 emulation moves T align(K, 16) + 4 T ceildiv(K, 128) + 4 T K + D align(K, 16) + 8 ceildiv(D, 128)
-    ceildiv(K, 128) + 8 D K + T align(D, 16) + 4 T ceildiv(D, 128) + 4 T D + K align(D, 16) + D
-    align(T, 16) + 4 ceildiv(T, 128) D + 4 align(T, 16) D + K align(T, 16) + 4 ceildiv(T, 128) K + 4
-    align(T, 16) K bytes more
+    ceildiv(K, 128) + 8 D K + D align(T, 16) + 4 ceildiv(T, 128) D + 4 align(T, 16) D + K align(T,
+    16) + 4 ceildiv(T, 128) K + 4 align(T, 16) K + T align(D, 16) + 4 T ceildiv(D, 128) + 4 T D + K
+    align(D, 16) bytes more
 
 buffers
   x                             [T..., K]; io; 2 T K bytes; input
@@ -397,25 +397,25 @@ backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weig
      4 T D + T align(D, 16) + 4 T ceildiv(D, 128) + D align(T, 16) + 4 ceildiv(T, 128) D + 2 D + 4
      (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-  2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
-     if need_dx
-  3. dequantize: dfc_y_rowwise, dfc_y_rowwise_scale -> dfc_y_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(D, 16) + 4 T ceildiv(D, 128) + 2 T D bytes; if need_dx
-  4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
-  5. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded -> dx
-     gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
-  6. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
+  2. dequantize: dfc_y_columnwise, dfc_y_columnwise_scale -> dfc_y_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      D align(T, 16) + 4 ceildiv(T, 128) D + 2 align(T, 16) D bytes; if need_dfc_weight
-  7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  3. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      K align(T, 16) + 4 ceildiv(T, 128) K + 2 align(T, 16) K bytes; if need_dfc_weight
-  8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  4. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
      gemm_decoded_mma_wgrad; 2 T D K flop; 2 align(T, 16) D + 2 align(T, 16) K + 2 D K bytes;
      if need_dfc_weight
+  5. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
+     if need_dx
+  6. dequantize: dfc_y_rowwise, dfc_y_rowwise_scale -> dfc_y_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(D, 16) + 4 T ceildiv(D, 128) + 2 T D bytes; if need_dx
+  7. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
+  8. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+     gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight           2 D K bytes                if need_dx
@@ -424,8 +424,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
   2 D + 33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.25 GB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 614 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 1.12 GB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 549 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

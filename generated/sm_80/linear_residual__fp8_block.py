@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a79f9a357fa54e2f
+# checksum sha256:012cc11bc0998319
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "e2ecae1f5987d8284f8225e1da5945ada965903f50e9043f0c311cf8a0e16872"
+DIGEST = "d77b6d232a7e706f0d07ce18ae11025452a919ba1121cea37031ca684c34599a"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 
@@ -111,7 +111,7 @@ def _backward_flops(
         if x_columnwise_scale is not None
         else 0
     )
-    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+    return (2 * T * D * K if need_dfc_weight else 0) + (2 * T * D * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -339,9 +339,9 @@ linear_residual__fp8_block on sm_80: emulated (sm_80 has no kernels for gemm of
 A linear layer and a residual that comes from outside
 sizes: T tokens, K in_features, D out_features
 emulation moves T align(K, 16) + 4 T ceildiv(K, 128) + 4 T K + D align(K, 16) + 8 ceildiv(D, 128)
-    ceildiv(K, 128) + 8 D K + T align(D, 16) + 4 T ceildiv(D, 128) + 4 T D + K align(D, 16) + D
-    align(T, 16) + 4 ceildiv(T, 128) D + 4 align(T, 16) D + K align(T, 16) + 4 ceildiv(T, 128) K + 4
-    align(T, 16) K bytes more
+    ceildiv(K, 128) + 8 D K + D align(T, 16) + 4 ceildiv(T, 128) D + 4 align(T, 16) D + K align(T,
+    16) + 4 ceildiv(T, 128) K + 4 align(T, 16) K + T align(D, 16) + 4 T ceildiv(D, 128) + 4 T D + K
+    align(D, 16) bytes more
 
 buffers
   x                             [T..., K]; io; 2 T K bytes; input
@@ -397,25 +397,25 @@ backward (dy, fc_weight, x_columnwise, x_columnwise_scale) -> dx, dfc_weight, df
      quantize_e4m3_block_1x128;
      2 T D + T align(D, 16) + 4 T ceildiv(D, 128) + D align(T, 16) + 4 ceildiv(T, 128) D + 2 D + 4
      (T // 128 + 1) D bytes
-  2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
-     if need_dx
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(D, 16) + 4 T ceildiv(D, 128) + 2 T D bytes; if need_dx
-  4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
-  5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
-     gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
-  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  2. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      D align(T, 16) + 4 ceildiv(T, 128) D + 2 align(T, 16) D bytes; if need_dfc_weight
-  7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  3. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      K align(T, 16) + 4 ceildiv(T, 128) K + 2 align(T, 16) K bytes; if need_dfc_weight
-  8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  4. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
      gemm_decoded_mma_wgrad; 2 T D K flop; 2 align(T, 16) D + 2 align(T, 16) K + 2 D K bytes;
      if need_dfc_weight
+  5. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
+     if need_dx
+  6. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(D, 16) + 4 T ceildiv(D, 128) + 2 T D bytes; if need_dx
+  7. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) + 2 D K bytes; if need_dx
+  8. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+     gemm_decoded_mma_dgrad; 2 T D K flop; 2 T D + 2 D K + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight           2 D K bytes                if need_dx
@@ -423,8 +423,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
   33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 977 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 480 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 847 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 415 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

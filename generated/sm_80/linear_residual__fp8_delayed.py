@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:258fca0edab1e082
+# checksum sha256:a2dfb757b725644f
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "92e6669d765b7c4978269f05a700352643da4b3be1dea85d824075e2e7c583c7"
+DIGEST = "2d60a07dbf519dd40ef61c271030ad9e63d5efc45de22cc45923958e1b0270db"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 
@@ -122,7 +122,7 @@ def _backward_flops(
         if x_columnwise is not None
         else 0
     )
-    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+    return (2 * T * D * K if need_dfc_weight else 0) + (2 * T * D * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -460,8 +460,8 @@ linear_residual__fp8_delayed on sm_80: emulated (sm_80 has no kernels for gemm o
     e4m3_e4m3_tensor_fast; operands are decoded to bfloat16)
 A linear layer and a residual that comes from outside
 sizes: T tokens, K in_features, D out_features
-emulation moves T align(K, 16) + 4 T K + D align(K, 16) + 8 D K + T align(D, 16) + 4 T D + K
-    align(D, 16) + D align(T, 16) + 4 align(T, 16) D + K align(T, 16) + 4 align(T, 16) K bytes more
+emulation moves T align(K, 16) + 4 T K + D align(K, 16) + 8 D K + D align(T, 16) + 4 align(T, 16) D
+    + K align(T, 16) + 4 align(T, 16) K + T align(D, 16) + 4 T D + K align(D, 16) bytes more
 
 buffers
   x                             [T..., K]; io; 2 T K bytes; input
@@ -535,23 +535,23 @@ backward (dy, fc_weight, x_columnwise, x_columnwise_scale, fc_weight_scale_used,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes
-  2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
-     dequantize_e5m2_codes; T align(D, 16) + 2 T D bytes; if need_dx
-  4. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; K align(D, 16) + 2 D K bytes; if need_dx
-  5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
-     fc_weight_columnwise_scale -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T D K flop; 2 T D + 2 D K + 8 + 2 T K bytes; if need_dx
-  6. dequantize: dy_columnwise -> dy_columnwise_decoded
+  2. dequantize: dy_columnwise -> dy_columnwise_decoded
      dequantize_e5m2_codes_transposed; D align(T, 16) + 2 align(T, 16) D bytes; if need_dfc_weight
-  7. dequantize: x_columnwise -> x_columnwise_decoded
+  3. dequantize: x_columnwise -> x_columnwise_decoded
      dequantize_e4m3_codes_transposed; K align(T, 16) + 2 align(T, 16) K bytes; if need_dfc_weight
-  8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+  4. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
      x_columnwise_scale -> dfc_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T D K flop;
      2 align(T, 16) D + 2 align(T, 16) K + 8 + 2 D K bytes; if need_dfc_weight
+  5. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
+  6. dequantize: dy_rowwise -> dy_rowwise_decoded
+     dequantize_e5m2_codes; T align(D, 16) + 2 T D bytes; if need_dx
+  7. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; K align(D, 16) + 2 D K bytes; if need_dx
+  8. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded, dy_rowwise_scale,
+     fc_weight_columnwise_scale -> dx
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T D K flop; 2 T D + 2 D K + 8 + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight             2 D K bytes           if need_dx
@@ -560,8 +560,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + K align(T, 16) + 8 bytes, inputs and parameters included
   K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 973 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 478 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 839 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 411 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:580dd11e4ba35ff6
+# checksum sha256:a9df1a526dca44ba
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "806042b42cc77961a22089a816d8ff251a3df7f39f9fd10befd4594aa83859b2"
+DIGEST = "58564c1890805485eb272562a2152fcb777421d45bc7166b33c7e4813a03640f"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -158,8 +158,8 @@ def _backward_1_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
-        2 * T * H * F if need_dfc2_weight else 0
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
@@ -184,10 +184,10 @@ def _backward_2_fake(
     fc1_weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
     dh_columnwise: Tensor | None,
     dh_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -196,10 +196,10 @@ def _backward_2_fake(
         fc1_weight,
         x_columnwise,
         x_columnwise_scale,
-        dh_rowwise,
-        dh_rowwise_scale,
         dh_columnwise,
         dh_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
     )
     H = dy.shape[-1]
     F = (
@@ -235,16 +235,15 @@ def _backward_2_flops(
         if dh_columnwise_scale is not None
         else 0
     )
-    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+    return (2 * T * F * H if need_dfc1_weight else 0) + (2 * T * F * H if need_dx else 0)
 
 
 _backward_2 = _library.register(
     "mlp__fp8_block",
     "backward_2",
     "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
-    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dfc1_weight) -> (Tensor?, "
-    "Tensor?)",
+    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, bool need_dx, bool need_dfc1_weight) -> (Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
     tensors=8,
@@ -296,16 +295,16 @@ def _backward(
         need_dfc2_bias,
     )
     del h, fc2_weight, a_columnwise, a_columnwise_scale
-    if need_dx or need_dfc1_weight:
+    if need_dfc1_weight or need_dx:
         dx, dfc1_weight = _backward_2(
             dy,
             fc1_weight,
             x_columnwise,
             x_columnwise_scale,
-            dh_rowwise,
-            dh_rowwise_scale,
             dh_columnwise,
             dh_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
             need_dx,
             need_dfc1_weight,
         )
@@ -717,28 +716,28 @@ backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H + 4
      (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+     dequantize_e4m3_block_1x128_transposed;
+     H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
+  3. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+     dequantize_e4m3_block_1x128_transposed;
+     F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
+  4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+     gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
+     if need_dfc2_weight
+  5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  6. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  7. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 H F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
-     dequantize_e4m3_block_1x128_transposed;
-     H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
-  7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
-     dequantize_e4m3_block_1x128_transposed;
-     F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
-  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
-     gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
-     if need_dfc2_weight
   9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
@@ -746,27 +745,27 @@ backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
      4 T F + T align(F, 16) + 4 T ceildiv(F, 128) + F align(T, 16) + 4 ceildiv(T, 128) F + 2 F + 4
      (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise, dh_rowwise_scale,
-    dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or need_dfc1_weight
-  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-     quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
-     if need_dx
-  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes; if need_dx
-  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_block_128x128_transposed;
-     H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + 2 F H bytes; if need_dx
-  4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
-     gemm_decoded_mma_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
-  5. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
+backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale,
+    dh_rowwise, dh_rowwise_scale) -> dx, dfc1_weight, if need_dfc1_weight or need_dx
+  1. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc1_weight
-  6. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  2. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
      H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc1_weight
-  7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+  3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T F H flop; 2 align(T, 16) F + 2 align(T, 16) H + 2 F H bytes;
      if need_dfc1_weight
+  4. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
+     if need_dx
+  5. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_block_1x128; T align(F, 16) + 4 T ceildiv(F, 128) + 2 T F bytes; if need_dx
+  6. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_block_128x128_transposed;
+     H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) + 2 F H bytes; if need_dx
+  7. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+     gemm_decoded_mma_dgrad; 2 T F H flop; 2 T F + 2 F H + 2 T H bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc1_weight          2 F H bytes                if need_dx
@@ -779,8 +778,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
   97 F / 32 + 33 H / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.38 GB at F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 684 MB at F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.25 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 619 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ccf1564ab25146c7
+# checksum sha256:96fa4ab6fea5fee1
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "ca839fb6802e98e1c14a30f68f884756a783fe294744f1c7a82b1440cfa3e101"
+DIGEST = "25c097113921d15133534497ebda8d74074e4d9065bd9cf0b6cf4e4be6264fa2"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 
@@ -186,8 +186,8 @@ def _backward_1_flops(
         if a_columnwise is not None
         else 0
     )
-    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
-        2 * T * H * F if need_dfc2_weight else 0
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
@@ -213,10 +213,10 @@ def _backward_2_fake(
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
     dh_columnwise: Tensor | None,
     dh_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -226,10 +226,10 @@ def _backward_2_fake(
         x_columnwise,
         x_columnwise_scale,
         fc1_weight_scale_used,
-        dh_rowwise,
-        dh_rowwise_scale,
         dh_columnwise,
         dh_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
     )
     H = dy.shape[-1]
     F = (
@@ -260,15 +260,15 @@ def _backward_2_flops(
         if dh_columnwise is not None
         else 0
     )
-    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+    return (2 * T * F * H if need_dfc1_weight else 0) + (2 * T * F * H if need_dx else 0)
 
 
 _backward_2 = _library.register(
     "mlp__fp8_delayed",
     "backward_2",
     "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, bool need_dx, "
+    "Tensor? fc1_weight_scale_used, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, bool need_dx, "
     "bool need_dfc1_weight) -> (Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
@@ -326,17 +326,17 @@ def _backward(
         need_dfc2_bias,
     )
     del h, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
-    if need_dx or need_dfc1_weight:
+    if need_dfc1_weight or need_dx:
         dx, dfc1_weight = _backward_2(
             dy,
             fc1_weight,
             x_columnwise,
             x_columnwise_scale,
             fc1_weight_scale_used,
-            dh_rowwise if need_dx else None,
-            dh_rowwise_scale if need_dx else None,
             dh_columnwise if need_dfc1_weight else None,
             dh_columnwise_scale if need_dfc1_weight else None,
+            dh_rowwise if need_dx else None,
+            dh_rowwise_scale if need_dx else None,
             need_dx,
             need_dfc1_weight,
         )
@@ -908,55 +908,55 @@ backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scal
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: dy_rowwise -> dy_rowwise_decoded
-     dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; F align(H, 16) + 2 H F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
-     fc2_weight_columnwise_scale -> da
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 H F + 8 + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. dequantize: dy_columnwise -> dy_columnwise_decoded
+  2. dequantize: dy_columnwise -> dy_columnwise_decoded
      dequantize_e5m2_codes_transposed; H align(T, 16) + 2 align(T, 16) H bytes; if need_dfc2_weight
-  7. dequantize: a_columnwise -> a_columnwise_decoded
+  3. dequantize: a_columnwise -> a_columnwise_decoded
      dequantize_e4m3_codes_transposed; F align(T, 16) + 2 align(T, 16) F bytes; if need_dfc2_weight
-  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
      a_columnwise_scale -> dfc2_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T H F flop;
      2 align(T, 16) H + 2 align(T, 16) F + 8 + 2 H F bytes; if need_dfc2_weight
+  5. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  6. dequantize: dy_rowwise -> dy_rowwise_decoded
+     dequantize_e5m2_codes; T align(H, 16) + 2 T H bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  7. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; F align(H, 16) + 2 H F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
+  8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+     fc2_weight_columnwise_scale -> da
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T H F flop; 2 T H + 2 H F + 8 + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dfc1_bias
   9. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
      -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums  (y
      = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T F flop;
      4 T F + 4096 + 12 + T align(F, 16) + F align(T, 16) + 2 F + 4 (T // 128 + 1) F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or
-    need_dfc1_weight
-  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 F H + 8 + H align(F, 16) bytes; if need_dx
-  2. dequantize: dh_rowwise -> dh_rowwise_decoded
-     dequantize_e5m2_codes; T align(F, 16) + 2 T F bytes; if need_dx
-  3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-     dequantize_e4m3_codes_transposed; H align(F, 16) + 2 F H bytes; if need_dx
-  4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-     fc1_weight_columnwise_scale -> dx
-     gemm_decoded_mma_dgrad_tensor_tensor; 2 T F H flop; 2 T F + 2 F H + 8 + 2 T H bytes; if need_dx
-  5. dequantize: dh_columnwise -> dh_columnwise_decoded
+backward_2 (dy, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used, dh_columnwise,
+    dh_columnwise_scale, dh_rowwise, dh_rowwise_scale) -> dx, dfc1_weight, if need_dfc1_weight or
+    need_dx
+  1. dequantize: dh_columnwise -> dh_columnwise_decoded
      dequantize_e5m2_codes_transposed; F align(T, 16) + 2 align(T, 16) F bytes; if need_dfc1_weight
-  6. dequantize: x_columnwise -> x_columnwise_decoded
+  2. dequantize: x_columnwise -> x_columnwise_decoded
      dequantize_e4m3_codes_transposed; H align(T, 16) + 2 align(T, 16) H bytes; if need_dfc1_weight
-  7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
      x_columnwise_scale -> dfc1_weight
      gemm_decoded_mma_wgrad_tensor_tensor; 2 T F H flop;
      2 align(T, 16) F + 2 align(T, 16) H + 8 + 2 F H bytes; if need_dfc1_weight
+  4. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 F H + 8 + H align(F, 16) bytes; if need_dx
+  5. dequantize: dh_rowwise -> dh_rowwise_decoded
+     dequantize_e5m2_codes; T align(F, 16) + 2 T F bytes; if need_dx
+  6. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+     dequantize_e4m3_codes_transposed; H align(F, 16) + 2 F H bytes; if need_dx
+  7. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+     fc1_weight_columnwise_scale -> dx
+     gemm_decoded_mma_dgrad_tensor_tensor; 2 T F H flop; 2 T F + 2 F H + 8 + 2 T H bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc1_weight             2 F H bytes           if need_dx
@@ -971,8 +971,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 16 + H align(T, 16) bytes, inputs and parameters
       included
   3 F + H bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.38 GB at F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 679 MB at F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.24 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 612 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

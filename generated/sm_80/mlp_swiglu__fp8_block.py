@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1ad52d3ae388ae11
+# checksum sha256:15b6c67184bcfb05
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "18db2c018deadea30363402acabb4e048b3c2ee8f6dc4b252b4f25ea3ccb981c"
+DIGEST = "5a632281a15ef8ca59a91dec389f85600c4e2c03eb534e4b90e33a52d63e43dd"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -84,7 +84,6 @@ _forward = _library.register(
 
 def _backward_1_fake(
     dy: Tensor,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -93,17 +92,8 @@ def _backward_1_fake(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
-    reference.check_backward_1(dy, h, fc2_weight, a_columnwise, a_columnwise_scale)
-    T = math.prod(dy.shape[:-1])
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, fc2_weight, a_columnwise, a_columnwise_scale)
     H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
@@ -112,41 +102,18 @@ def _backward_1_fake(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
-    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    dh_rowwise = (
-        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    da = (
+        dy.new_empty((*dy.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
     )
-    dh_rowwise_scale = (
-        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32) if need_dx else None
-    )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
-        if need_dfc1_weight
-        else None
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((-(-T // 128), 2 * F), dtype=torch.float32) if need_dfc1_weight else None
-    )
-    return (
-        dfc2_weight,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    )
+    return dfc2_weight, dfc2_bias, da
 
 
 def _backward_1_flops(
     dy: Tensor,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -164,25 +131,22 @@ def _backward_1_flops(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
-        2 * T * H * F if need_dfc2_weight else 0
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
 _backward_1 = _library.register(
     "mlp_swiglu__fp8_block",
     "backward_1",
-    "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, "
-    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=5,
+    tensors=4,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -191,39 +155,81 @@ _backward_1 = _library.register(
 
 def _backward_2_fake(
     dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, h, da)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    dfc1_bias = dy.new_empty((2 * F,)) if need_dfc1_bias else None
+    dh_rowwise = (
+        dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    )
+    dh_rowwise_scale = (
+        dy.new_empty((T, -(-(2 * F) // 128)), dtype=torch.float32) if need_dx else None
+    )
+    dh_columnwise = (
+        dy.new_empty((2 * F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc1_weight
+        else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), 2 * F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "mlp_swiglu__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
     fc1_weight: Tensor | None,
     dh_rowwise: Tensor,
     dh_rowwise_scale: Tensor,
     need_dx: bool,
 ) -> Tensor:
-    reference.check_backward_2(dy, fc1_weight, dh_rowwise, dh_rowwise_scale)
+    reference.check_backward_3(dy, fc1_weight, dh_rowwise, dh_rowwise_scale)
     H = dy.shape[-1]
     dx = dy.new_empty((*dy.shape[:-1], H))
     return dx
 
 
-def _backward_2_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+def _backward_3_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     return 2 * T * 2 * F * H
 
 
-_backward_2 = _library.register(
+_backward_3 = _library.register(
     "mlp_swiglu__fp8_block",
-    "backward_2",
+    "backward_3",
     "(Tensor dy, Tensor? fc1_weight, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
     "bool need_dx) -> Tensor",
-    fake=_backward_2_fake,
-    check=reference.check_backward_2,
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
     tensors=4,
     mutated=0,
-    reference=reference.backward_2,
-    flops=_backward_2_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
-def _backward_3_fake(
+def _backward_4_fake(
     dy: Tensor,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
@@ -231,7 +237,7 @@ def _backward_3_fake(
     dh_columnwise_scale: Tensor,
     need_dfc1_weight: bool,
 ) -> Tensor:
-    reference.check_backward_3(
+    reference.check_backward_4(
         dy, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
     )
     H = dy.shape[-1]
@@ -240,24 +246,24 @@ def _backward_3_fake(
     return dfc1_weight
 
 
-def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = dh_columnwise.shape[-2] // 2
     return 2 * T * 2 * F * H
 
 
-_backward_3 = _library.register(
+_backward_4 = _library.register(
     "mlp_swiglu__fp8_block",
-    "backward_3",
+    "backward_4",
     "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor dh_columnwise, "
     "Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
     tensors=5,
     mutated=0,
-    reference=reference.backward_3,
-    flops=_backward_3_flops,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
 )
 
 
@@ -281,18 +287,11 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
-    (
-        dfc2_weight,
-        dfc1_bias,
-        dfc2_bias,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-    ) = _backward_1(
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dfc1_weight
+    ) = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
         dy,
-        h,
         fc2_weight,
         a_columnwise,
         a_columnwise_scale,
@@ -302,12 +301,17 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del h, fc2_weight, a_columnwise, a_columnwise_scale
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
+            dy, h, da, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+        del h, da
     if need_dx:
-        dx = _backward_2(dy, fc1_weight, dh_rowwise, dh_rowwise_scale, need_dx)
+        dx = _backward_3(dy, fc1_weight, dh_rowwise, dh_rowwise_scale, need_dx)
         del fc1_weight, dh_rowwise, dh_rowwise_scale
     if need_dfc1_weight:
-        dfc1_weight = _backward_3(
+        dfc1_weight = _backward_4(
             dy,
             x_columnwise,
             x_columnwise_scale,
@@ -622,9 +626,9 @@ The MLP of a dense transformer layer, with SwiGLU
 sizes: T tokens, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + 8 T ceildiv(H, 128) + 8 T H + 2 F align(H, 16) + 8
     ceildiv(2 F, 128) ceildiv(H, 128) + 8 2 F H + T align(F, 16) + 4 T ceildiv(F, 128) + 4 T F + H
-    align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) + 8 H F + F align(H, 16) + H align(T, 16) + H
-    align(T, 16) + 8 ceildiv(T, 128) H + 8 align(T, 16) H + F align(T, 16) + 4 ceildiv(T, 128) F + 4
-    align(T, 16) F + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 4 T 2 F + H align(2 F, 16) + 2 F
+    align(F, 16) + 8 ceildiv(H, 128) ceildiv(F, 128) + 8 H F + H align(T, 16) + H align(T, 16) + 8
+    ceildiv(T, 128) H + 8 align(T, 16) H + F align(T, 16) + 4 ceildiv(T, 128) F + 4 align(T, 16) F +
+    F align(H, 16) + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 4 T 2 F + H align(2 F, 16) + 2 F
     align(T, 16) + 4 ceildiv(T, 128) 2 F + 4 align(T, 16) 2 F bytes more
 
 buffers
@@ -635,7 +639,7 @@ buffers
   fc2_weight                     [H, F]; io; 2 H F bytes; parameter fc2.weight
   fc2_bias                       [H]; io; 2 H bytes; parameter fc2.bias, optional
   y                              [T..., H]; io; 2 T H bytes; output
-  da                             [T..., F]; io; 2 T F bytes; workspace
+  da                             [T..., F]; io; 2 T F bytes; between ops
   dfc2_weight                    [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                      [H]; io; 2 H bytes; gradient
   dy                             [T..., H]; io; 2 T H bytes; gradient in
@@ -722,42 +726,43 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a
   9. gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 H F + 2 H + 2 T H bytes
 
-backward_1 (dy, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc1_bias,
-    dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc2_bias, da
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 T ceildiv(H, 128) + H align(T, 16) + 4 ceildiv(T, 128) H + 2 H + 4
      (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+     dequantize_e4m3_block_1x128_transposed;
+     H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
+  3. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+     dequantize_e4m3_block_1x128_transposed;
+     F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
+  4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+     gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
+     if need_dfc2_weight
+  5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  6. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_block_1x128; T align(H, 16) + 4 T ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  7. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e4m3_block_128x128_transposed;
      F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) + 2 H F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 H F + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
-     dequantize_e4m3_block_1x128_transposed;
-     H align(T, 16) + 4 ceildiv(T, 128) H + 2 align(T, 16) H bytes; if need_dfc2_weight
-  7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
-     dequantize_e4m3_block_1x128_transposed;
-     F align(T, 16) + 4 ceildiv(T, 128) F + 2 align(T, 16) F bytes; if need_dfc2_weight
-  8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
-     gemm_decoded_mma_wgrad; 2 T H F flop; 2 align(T, 16) H + 2 align(T, 16) F + 2 H F bytes;
-     if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+backward_2 (dy, h, da) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
      pointwise_swiglu_backward_quantize_e4m3_block_1x128; 34 T F flop;
      2 T F + 2 T 2 F + T align(2 F, 16) + 4 T ceildiv(2 F, 128) + 2 F align(T, 16) + 4 ceildiv(T,
      128) 2 F + 2 2 F + 4 (T // 128 + 1) 2 F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-backward_2 (dy, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
+     rule activation_gradient_quantize
+backward_3 (dy, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
   1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_e4m3_block_128x128;
      2 2 F H + H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) bytes
@@ -768,7 +773,7 @@ backward_2 (dy, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
      H align(2 F, 16) + 4 ceildiv(2 F, 128) ceildiv(H, 128) + 2 2 F H bytes
   4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
      gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes
-backward_3 (dy, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
+backward_4 (dy, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
     -> dfc1_weight, if need_dfc1_weight
   1. dequantize: dh_columnwise, dh_columnwise_scale -> dh_columnwise_decoded
      dequantize_e4m3_block_1x128_transposed;
@@ -790,8 +795,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 2 F H + 2 T 2 F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
   161 F / 32 + 33 H / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.68 GB at F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 831 MB at F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.60 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 774 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

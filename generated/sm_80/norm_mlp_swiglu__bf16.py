@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2b3aec41e9ce233c
+# checksum sha256:f52e94850d959022
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "c4c06274d2c3973f8dc7d4e4fae8a2ea122347f892a8a9acbbf9744c6a3e05cb"
+DIGEST = "6a2cbefadecd1d66e5a77a8c4366a5e83695ca4956d7d68df1758b89f5c7bf7f"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -718,13 +718,13 @@ backward_3 (dy, x, norm_weight, norm_rstd, n, fc1_weight, dh) -> dx, dnorm_weigh
   1. gemm dgrad: dh, fc1_weight -> dn
      gemm_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  2. gemm wgrad: dh, n -> dfc1_weight
-     gemm_mma_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
-  3. column_sum: dh -> dfc1_bias
-     group_sum; T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  2. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
+  3. gemm wgrad: dh, n -> dfc1_weight
+     gemm_mma_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
+  4. column_sum: dh -> dfc1_bias
+     group_sum; T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes    if need_dx or need_dnorm_weight

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3e6ca6d0a2ba039c
+# checksum sha256:480d5b7554de266c
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "c9febe1bed744fcea48e6e71813d1c374cf5abb0574494fff37f938134b4139f"
+DIGEST = "efdeda6c9c9a158c7ecfef1711393c0508f1632fbd67163197978b5d4d0ce9d3"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -47,6 +47,7 @@ def _forward_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[
     Tensor,
@@ -136,7 +137,7 @@ _forward = _library.register(
     "Tensor? fc2_bias, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
     "bool need_dfc2_weight, bool need_drouter_bias, bool need_dfc1_bias, "
     "bool need_dfc2_bias, float router_eps, float router_least_sum, float router_scale, "
-    "float router_aux_coefficient, float router_z_coefficient, "
+    "float router_aux_coefficient, float router_z_coefficient, SymInt router_sequences, "
     "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor?, Tensor?, Tensor?, "
     "Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_forward_fake,
@@ -168,6 +169,7 @@ def _backward_1_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
@@ -200,11 +202,11 @@ def _backward_1_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (
+    return (2 * 8 * T * H * F if need_dfc2_weight else 0) + (
         2 * 8 * T * H * F
         if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
         else 0
-    ) + (2 * 8 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -215,7 +217,8 @@ _backward_1 = _library.register(
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
     "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=7,
@@ -239,8 +242,8 @@ def _backward_2_fake(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor | None,
     drow_probs: Tensor | None,
+    dh: Tensor | None,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -251,6 +254,7 @@ def _backward_2_fake(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_2(
@@ -267,8 +271,8 @@ def _backward_2_fake(
         row_slot,
         slot_row,
         fc1_weight,
-        dh,
         drow_probs,
+        dh,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -308,8 +312,8 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dx else 0)
-        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
+        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
     )
@@ -320,12 +324,12 @@ _backward_2 = _library.register(
     "backward_2",
     "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
-    "Tensor? drow_probs, bool need_dx, bool need_drouter_weight, bool need_dfc1_weight, "
-    "bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
+    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
+    "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
+    "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
     "float router_least_sum, float router_scale, float router_aux_coefficient, "
-    "float router_z_coefficient, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?)",
+    "float router_z_coefficient, SymInt router_sequences, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
     tensors=15,
@@ -352,6 +356,7 @@ def _backward(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[
     Tensor | None,
@@ -400,10 +405,11 @@ def _backward(
         router_scale,
         router_aux_coefficient,
         router_z_coefficient,
+        router_sequences,
         plan_capacity,
     )
     del row_probs, h, fc2_weight
-    if need_dx or need_dfc1_weight or need_dfc1_bias or need_drouter_weight or need_drouter_bias:
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -418,8 +424,8 @@ def _backward(
             row_slot,
             slot_row,
             fc1_weight,
-            dh,
             drow_probs,
+            dh,
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
@@ -430,6 +436,7 @@ def _backward(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     return dx, drouter_weight, dfc1_weight, dfc2_weight, drouter_bias, dfc1_bias, dfc2_bias
@@ -462,6 +469,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         router_scale: float,
         router_aux_coefficient: float,
         router_z_coefficient: float,
+        router_sequences: int,
         plan_capacity: int,
     ) -> tuple[Tensor, ...]:
         (
@@ -498,6 +506,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
         keep_router_logits = need_dx or need_drouter_weight or need_drouter_bias
@@ -527,6 +536,7 @@ class _RoutedMoELayer(torch.autograd.Function):
         ctx.router_scale_ = router_scale
         ctx.router_aux_coefficient_ = router_aux_coefficient
         ctx.router_z_coefficient_ = router_z_coefficient
+        ctx.router_sequences_ = router_sequences
         ctx.plan_capacity_ = plan_capacity
         return y, aux_loss, z_loss, counts
 
@@ -562,6 +572,7 @@ class _RoutedMoELayer(torch.autograd.Function):
                 ctx.router_scale_,
                 ctx.router_aux_coefficient_,
                 ctx.router_z_coefficient_,
+                ctx.router_sequences_,
                 ctx.plan_capacity_,
             )
         )
@@ -575,7 +586,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             drouter_bias,
             dfc1_bias,
             dfc2_bias,
-            *(None,) * 13,
+            *(None,) * 14,
         )
 
 
@@ -610,6 +621,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         router_scale: float,
         router_aux_coefficient: float,
         router_z_coefficient: float,
+        router_sequences: int,
         plan_capacity: int,
     ) -> tuple[Tensor | None, ...]:
         return _forward(
@@ -634,6 +646,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
 
@@ -661,6 +674,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         ) = inputs
         _, _, _, counts, router_logits, ids, split_sizes, row_slot, slot_row, row_probs, h = output
@@ -692,6 +706,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
         ctx.router_scale_ = router_scale
         ctx.router_aux_coefficient_ = router_aux_coefficient
         ctx.router_z_coefficient_ = router_z_coefficient
+        ctx.router_sequences_ = router_sequences
         ctx.plan_capacity_ = plan_capacity
 
 
@@ -714,6 +729,7 @@ def routed_moe_layer(
     router_scale: float = 1.0,
     router_aux_coefficient: float = 0.0,
     router_z_coefficient: float = 0.0,
+    router_sequences: int = 1,
     plan_capacity: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
@@ -733,6 +749,7 @@ def routed_moe_layer(
         router_scale: scalar of the formula.
         router_aux_coefficient: scalar of the formula.
         router_z_coefficient: scalar of the formula.
+        router_sequences: scalar of the formula.
         plan_capacity: scalar of the formula.
 
     Returns:
@@ -810,6 +827,7 @@ def routed_moe_layer(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     else:
@@ -835,6 +853,7 @@ def routed_moe_layer(
             router_scale,
             router_aux_coefficient,
             router_z_coefficient,
+            router_sequences,
             plan_capacity,
         )
     return y, aux_loss, z_loss, counts
@@ -894,6 +913,7 @@ class RoutedMoELayer(nn.Module):
         router_scale: float = 1.0,
         router_aux_coefficient: float = 0.0,
         router_z_coefficient: float = 0.0,
+        router_sequences: int = 1,
         plan_capacity: int = 0,
     ) -> None:
         super().__init__()
@@ -905,6 +925,7 @@ class RoutedMoELayer(nn.Module):
         self.router_scale = router_scale
         self.router_aux_coefficient = router_aux_coefficient
         self.router_z_coefficient = router_z_coefficient
+        self.router_sequences = router_sequences
         self.plan_capacity = plan_capacity
         self.router = _RouterPart()
         self.fc1 = _Fc1Part()
@@ -977,6 +998,7 @@ class RoutedMoELayer(nn.Module):
                 router_scale=self.router_scale,
                 router_aux_coefficient=self.router_aux_coefficient,
                 router_z_coefficient=self.router_z_coefficient,
+                router_sequences=self.router_sequences,
                 plan_capacity=self.plan_capacity,
             )
 
@@ -997,7 +1019,8 @@ class RoutedMoELayer(nn.Module):
             f"router_least_sum={self.router_least_sum}, router_scale={self.router_scale}, "
             f"router_aux_coefficient={self.router_aux_coefficient}, "
             f"router_z_coefficient={self.router_z_coefficient}, "
-            f"plan_capacity={self.plan_capacity}, bias={self.router.bias is not None}"
+            f"router_sequences={self.router_sequences}, plan_capacity={self.plan_capacity}, "
+            f"bias={self.router.bias is not None}"
         )
 
     @staticmethod
@@ -1086,40 +1109,40 @@ backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> df
     dfc2_bias, dh, drow_probs
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      gather_rows; 2 T H + 8 8 T + 2 8 T H bytes
-  2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-     gemm_mma_dgrad; 2 8 T H F flop; 2 8 T H + 2 E H F + 8 E + 2 8 T F bytes;
-     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+  2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_forward; 27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes;
      if need_dfc2_weight
-  4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+  3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
      gemm_mma_wgrad; 2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+     gemm_mma_dgrad; 2 8 T H F flop; 2 8 T H + 2 E H F + 8 E + 2 8 T F bytes;
+     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
   5. group_sum: dexperts, split_sizes -> dfc2_bias
      group_sum; 8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
   6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
-    split_sizes, row_slot, slot_row, fc1_weight, dh, drow_probs) -> dx, drouter_weight, dfc1_weight,
-    drouter_bias, dfc1_bias, if need_dx or need_dfc1_weight or need_dfc1_bias or need_drouter_weight
-    or need_drouter_bias
-  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     gemm_mma_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  2. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     gemm_mma_wgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes;
-     if need_dfc1_weight
-  4. group_sum: dh, split_sizes -> dfc1_bias
-     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  5. combine_rows: drows, slot_row -> dx_partial_1
-     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  6. take: drow_probs, slot_row -> dprobs
+    split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
+    drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
+    need_dfc1_weight or need_dfc1_bias
+  1. take: drow_probs, slot_row -> dprobs
      take; 12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      route_grad; 9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
+  3. gather_rows: x, row_slot, slot_row -> rows
+     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
+  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     gemm_mma_wgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes;
+     if need_dfc1_weight
+  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     gemm_mma_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  6. group_sum: dh, split_sizes -> dfc1_bias
+     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  7. combine_rows: drows, slot_row -> dx_partial_1
+     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
   8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a + b)
      gemm_mma_dgrad_binary_pointwise_add_2_of_b; 2 T E H + T H flop; 2 T E + 2 E H + 4 T H bytes;
      if need_dx; rule linear_add
@@ -1154,7 +1177,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
   peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 7.54 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 6.61 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_mma_fprop_fp32

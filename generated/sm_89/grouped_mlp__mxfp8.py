@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d5a7db8b489dd59f
+# checksum sha256:d7f6146b28409d15
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "fa47aa2f25dd7d48d001ee6b42a3087d30aa32eacd17cf7d83e59adf2190e6ed"
+DIGEST = "86461b652911f24f92859703c6feebcbeb15e351007c2e54ae5d637fde85d159"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -98,8 +98,6 @@ def _backward_1_fake(
     probs: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
@@ -115,28 +113,24 @@ def _backward_1_fake(
     Tensor | None,
     Tensor | None,
     Tensor | None,
+    Tensor | None,
 ]:
-    reference.check_backward_1(
-        dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale
-    )
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else None
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((T // 32 + E, H), dtype=torch.float8_e8m0fnu) if need_dfc2_weight else None
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
     )
@@ -152,10 +146,11 @@ def _backward_1_fake(
         dy.new_empty((T // 32 + E, 2 * F), dtype=torch.float8_e8m0fnu) if need_dfc1_weight else None
     )
     return (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -167,43 +162,27 @@ def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__mxfp8",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, "
-    "Tensor?, Tensor?)",
+    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, "
+    "Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=7,
+    tensors=5,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -286,6 +265,60 @@ _backward_3 = _library.register(
 )
 
 
+def _backward_4_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    reference.check_backward_4(
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
+    )
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
+
+
+def _backward_4_flops(
+    dy: Tensor, a_columnwise: Tensor | None, a_columnwise_scale: Tensor | None
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    return 2 * T * H * F
+
+
+_backward_4 = _library.register(
+    "grouped_mlp__mxfp8",
+    "backward_4",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
+    fake=_backward_4_fake,
+    check=reference.check_backward_4,
+    tensors=6,
+    mutated=0,
+    reference=reference.backward_4,
+    flops=_backward_4_flops,
+)
+
+
 def _backward(
     dy: Tensor,
     left: list,
@@ -311,12 +344,13 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dx = dfc1_weight = dfc2_weight = None
     (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
         dh_rowwise,
         dh_rowwise_scale,
         dh_columnwise,
@@ -327,8 +361,6 @@ def _backward(
         probs,
         h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
         need_dx,
         need_dfc1_weight,
         need_dfc2_weight,
@@ -336,7 +368,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
+    del probs, h, fc2_weight
     if need_dx:
         dx = _backward_2(dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, need_dx)
         del fc1_weight, dh_rowwise, dh_rowwise_scale
@@ -349,6 +381,17 @@ def _backward(
             dh_columnwise,
             dh_columnwise_scale,
             need_dfc1_weight,
+        )
+        del x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
+    if need_dfc2_weight:
+        dfc2_weight = _backward_4(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise,
+            dy_columnwise_scale,
+            need_dfc2_weight,
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -712,11 +755,11 @@ The expert MLP of a mixture-of-experts layer, each token weighted by its router 
 sizes: T tokens, E num_groups, H hidden, F intermediate
 emulation moves T align(H, 16) + T align(H, 16) + T ceildiv(H, 32) + T ceildiv(H, 32) + 8 T H + E 2
     F align(H, 16) + E 2 F ceildiv(H, 32) + 8 E 2 F H + T align(F, 16) + T ceildiv(F, 32) + 4 T F +
-    E H align(F, 16) + E H ceildiv(F, 32) + 8 E H F + E F align(H, 16) + E ceildiv(H, 32) F + H
-    align(32 (T // 32 + E), 16) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H + (T // 32 + E) H
-    + 48 E + 8 32 (T // 32 + E) H + F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 4 32 (T // 32
-    + E) F + T align(2 F, 16) + T ceildiv(2 F, 32) + 4 T 2 F + E H align(2 F, 16) + E ceildiv(2 F,
-    32) H + 2 F align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+    E H align(F, 16) + E H ceildiv(F, 32) + 8 E H F + E F align(H, 16) + E ceildiv(H, 32) F + E H
+    align(2 F, 16) + E ceildiv(2 F, 32) H + T align(2 F, 16) + T ceildiv(2 F, 32) + 4 T 2 F + 2 F
+    align(32 (T // 32 + E), 16) + (T // 32 + E) 2 F + 48 E + 4 32 (T // 32 + E) 2 F + H align(32 (T
+    // 32 + E), 16) + H align(32 (T // 32 + E), 16) + (T // 32 + E) H + (T // 32 + E) H + 8 32 (T //
+    32 + E) H + F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -750,8 +793,8 @@ buffers
   fc2_weight_columnwise          [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale    [E, ceildiv(H, 32), F]; e8m0; E ceildiv(H, 32) F bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
-                                 H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale            [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes; workspace
+                                 H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale            [T // 32 + E, H]; e8m0; (T // 32 + E) H bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                  F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale             [T // 32 + E, F]; e8m0; (T // 32 + E) F bytes;
@@ -821,38 +864,26 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   8. grouped_gemm fprop: a_rowwise_decoded, fc2_weight_rowwise_decoded, fc2_bias, split_sizes -> y
      gemm_decoded_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 2 E H + 8 E + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight,
-    dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
-  1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dfc1_bias, dfc2_bias, dy_columnwise,
+    dy_columnwise_scale, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+  1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+     quantize_e4m3_mx_1x32; 2 E H F + E F align(H, 16) + E ceildiv(H, 32) F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+     dequantize_e4m3_mx_1x32_transposed; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
      dfc2_bias, dy_row_sums
      quantize_e4m3_mx_1x32;
      2 T H + 8 E + T align(H, 16) + T ceildiv(H, 32) + H align(32 (T // 32 + E), 16) + (T // 32 + E)
      H + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-     quantize_e4m3_mx_1x32; 2 E H F + E F align(H, 16) + E ceildiv(H, 32) F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  4. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
      dequantize_e4m3_mx_1x32; T align(H, 16) + T ceildiv(H, 32) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
-     dequantize_e4m3_mx_1x32_transposed; E F align(H, 16) + E ceildiv(H, 32) F + 2 E H F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
      gemm_decoded_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-     dy_padded_sizes
-     dequantize_groups_e4m3_mx_1x32_transposed;
-     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e4m3_mx_1x32_transposed;
-     F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
-     if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_mma_wgrad; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  6. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
      dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y =
      gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e4m3_mx_1x32; 38 T F flop;
@@ -863,10 +894,10 @@ backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_sc
 backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale) -> dx, if need_dx
   1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_e4m3_mx_1x32; 2 E 2 F H + E H align(2 F, 16) + E ceildiv(2 F, 32) H bytes
-  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes
-  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+  2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e4m3_mx_1x32_transposed; E H align(2 F, 16) + E ceildiv(2 F, 32) H + 2 E 2 F H bytes
+  3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e4m3_mx_1x32; T align(2 F, 16) + T ceildiv(2 F, 32) + 2 T 2 F bytes
   4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
      gemm_decoded_mma_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 8 E + 2 T H bytes
 backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
@@ -881,6 +912,18 @@ backward_3 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh
   3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_padded_sizes -> dfc1_weight
      gemm_decoded_mma_wgrad; 2 T 2 F H flop;
      2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 8 E + 2 E 2 F H bytes
+backward_4 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+     dy_padded_sizes
+     dequantize_groups_e4m3_mx_1x32_transposed;
+     H align(32 (T // 32 + E), 16) + (T // 32 + E) H + 16 E + 2 32 (T // 32 + E) H bytes
+  2. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e4m3_mx_1x32_transposed;
+     F align(32 (T // 32 + E), 16) + (T // 32 + E) F + 8 E + 2 32 (T // 32 + E) F bytes
+  3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_mma_wgrad; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 8 E + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -896,8 +939,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       F + H align(32 (T // 32 + E), 16) + (T // 32 + E) H bytes, inputs and parameters included
   4 + 161 F / 32 + 33 H / 32 bytes for each token, 161 F / 32 + 33 H / 32 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 2.31 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.97 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 2.32 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.81 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_mx_1x32

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:372e34dce4fc2881
+# checksum sha256:e0500da095f8a3e6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "d93d2639b9ff6c99d7385f3d578a9b6b7d14dfa1fe12a57836505383b19c2d0a"
+DIGEST = "100a36aa39405dd3efb407d721c0261936eb3c6e76ca463986b33c2c0f230233"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 
@@ -115,9 +115,9 @@ _forward = _library.register(
 def _backward_1_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
     need_dx: bool,
@@ -126,98 +126,31 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     reference.check_backward_1(
-        dy,
-        split_sizes,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        fc2_weight_scale_used,
-        backward_state,
+        dy, split_sizes, probs, h, fc2_weight, fc2_weight_scale_used, backward_state
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
-    da = (
-        dy.new_empty((T, F))
-        if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-        else dy.new_empty(0)
-    )
-    return dfc2_weight, dfc2_bias, da
-
-
-def _backward_1_flops(
-    dy: Tensor,
-    fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
-
-
-_backward_1 = _library.register(
-    "grouped_mlp__fp8_delayed",
-    "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
-    "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
-    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, Tensor)",
-    fake=_backward_1_fake,
-    check=reference.check_backward_1,
-    tensors=7,
-    mutated=1,
-    reference=reference.backward_1,
-    flops=_backward_1_flops,
-)
-
-
-def _backward_2_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    backward_state: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_2(dy, split_sizes, probs, h, da, backward_state)
-    T = dy.shape[-2]
-    E = split_sizes.shape[-1]
-    F = da.shape[-1]
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
         else dy.new_empty(0, dtype=torch.float32)
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e5m2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 16) * 16), dtype=torch.float8_e5m2)
         if need_dx
@@ -236,99 +169,164 @@ def _backward_2_fake(
         if need_dfc1_weight
         else dy.new_empty(0, dtype=torch.float32)
     )
-    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+    return (
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+
+
+def _backward_1_flops(
+    dy: Tensor,
+    h: Tensor | None,
+    fc2_weight: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dprobs: bool,
+    need_dfc1_bias: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+
+
+_backward_1 = _library.register(
+    "grouped_mlp__fp8_delayed",
+    "backward_1",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+    "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor, Tensor)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=7,
+    mutated=1,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(
+        dy,
+        split_sizes,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        fc1_weight_scale_used,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_2_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
 
 
 _backward_2 = _library.register(
     "grouped_mlp__fp8_delayed",
     "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, bool need_dprobs, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
+    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+    "bool need_dx, bool need_dfc1_weight) -> (Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=6,
-    mutated=1,
+    tensors=10,
+    mutated=0,
     reference=reference.backward_2,
+    flops=_backward_2_flops,
 )
 
 
 def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
-    fc1_weight: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
-    need_dx: bool,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
 ) -> Tensor:
     reference.check_backward_3(
-        dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
+        dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale
     )
-    T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H))
-    return dx
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F))
+    return dfc2_weight
 
 
-def _backward_3_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
+def _backward_3_flops(dy: Tensor, a_columnwise: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    return 2 * T * 2 * F * H
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    return 2 * T * H * F
 
 
 _backward_3 = _library.register(
     "grouped_mlp__fp8_delayed",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
-    "Tensor dh_rowwise, Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor dy_columnwise, Tensor dy_columnwise_scale, bool need_dfc2_weight) -> Tensor",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
     tensors=6,
     mutated=0,
     reference=reference.backward_3,
     flops=_backward_3_flops,
-)
-
-
-def _backward_4_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    need_dfc1_weight: bool,
-) -> Tensor:
-    reference.check_backward_4(
-        dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale
-    )
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    dfc1_weight = dy.new_empty((E, 2 * F, H))
-    return dfc1_weight
-
-
-def _backward_4_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    return 2 * T * 2 * F * H
-
-
-_backward_4 = _library.register(
-    "grouped_mlp__fp8_delayed",
-    "backward_4",
-    "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-    "Tensor dh_columnwise, Tensor dh_columnwise_scale, bool need_dfc1_weight) -> Tensor",
-    fake=_backward_4_fake,
-    check=reference.check_backward_4,
-    tensors=6,
-    mutated=0,
-    reference=reference.backward_4,
-    flops=_backward_4_flops,
 )
 
 
@@ -360,16 +358,23 @@ def _backward(
         fc2_weight_scale_used,
     ) = left
     left.clear()
-    need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = (
-        dx
-    ) = dfc1_weight = None
-    dfc2_weight, dfc2_bias, da = _backward_1(
+    dx = dfc1_weight = dfc2_weight = None
+    (
+        dprobs,
+        dfc1_bias,
+        dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    ) = _backward_1(
         dy,
         split_sizes,
+        probs,
+        h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
         fc2_weight_scale_used,
         backward_state,
         need_dx,
@@ -379,48 +384,46 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
-    if need_fc2_weight_copies:
-        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
-            _backward_2(
-                dy,
-                split_sizes,
-                probs,
-                h,
-                da if need_fc2_weight_copies else None,
-                backward_state,
-                need_dx,
-                need_dfc1_weight,
-                need_dprobs,
-                need_dfc1_bias,
-            )
-        )
-        del probs, h, da
-    if need_dx:
-        dx = _backward_3(
+    del probs, h, fc2_weight, fc2_weight_scale_used
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_2(
             dy,
             split_sizes,
             fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
             fc1_weight_scale_used,
             dh_rowwise if need_dx else None,
             dh_rowwise_scale if need_dx else None,
-            need_dx,
-        )
-        del fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
-    if need_dfc1_weight:
-        dfc1_weight = _backward_4(
-            dy,
-            split_sizes,
-            x_columnwise,
-            x_columnwise_scale,
             dh_columnwise if need_dfc1_weight else None,
             dh_columnwise_scale if need_dfc1_weight else None,
+            need_dx,
             need_dfc1_weight,
+        )
+        del (
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            fc1_weight_scale_used,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+        )
+    if need_dfc2_weight:
+        dfc2_weight = _backward_3(
+            dy,
+            split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            need_dfc2_weight,
         )
     return (
         dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
+        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -909,7 +912,7 @@ buffers
   fc2_weight                    [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                      [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   y                             [T, H]; io; 2 T H bytes; output
-  da                            [T, F]; io; 2 T F bytes; between ops
+  da                            [T, F]; io; 2 T F bytes; workspace
   dfc2_weight                   [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias                     [E, H]; io; 2 E H bytes; gradient
   dy                            [T, H]; io; 2 T H bytes; gradient in
@@ -930,8 +933,8 @@ buffers
   fc2_weight_columnwise         [E, F, align(H, 16)]; e4m3; E F align(H, 16) bytes; workspace
   fc2_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dy_columnwise                 [H, align(32 * (T // 32 + E), 16)]; e5m2;
-                                H align(32 (T // 32 + E), 16) bytes; workspace
-  dy_columnwise_scale           [E]; float32; 4 E bytes; workspace
+                                H align(32 (T // 32 + E), 16) bytes; between ops
+  dy_columnwise_scale           [E]; float32; 4 E bytes; between ops
   a_columnwise                  [F, align(32 * (T // 32 + E), 16)]; e4m3;
                                 F align(32 (T // 32 + E), 16) bytes; kept for the backward
   a_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
@@ -1014,8 +1017,9 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
      gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast; 2 T H F flop;
      T align(F, 16) + 16 E + E H align(F, 16) + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used,
-    backward_state) -> dfc2_weight, dfc2_bias, da
+backward_1 (dy, split_sizes, probs, h, fc2_weight, fc2_weight_scale_used, backward_state) -> dprobs,
+    dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale
   1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
@@ -1030,36 +1034,35 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_w
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-     split_sizes -> dfc2_weight
-     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
-     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes;
-     if need_dfc2_weight
-backward_2 (dy, split_sizes, probs, h, da, backward_state) -> dprobs, dfc1_bias, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or
-    need_dprobs or need_dfc1_bias
-  1. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward_quantize_e5m2_tensor; 38 T F flop;
      2 T F + 2 T 2 F + 8 T + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) +
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias;
      rule activation_gradient_quantize
-backward_3 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale) -> dx,
-    if need_dx
+backward_2 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
+    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx
+    or need_dfc1_weight
   1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
      fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
   2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
      fc1_weight_columnwise_scale, split_sizes -> dx
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes
-backward_4 (dy, split_sizes, x_columnwise, x_columnwise_scale, dh_columnwise, dh_columnwise_scale)
-    -> dfc1_weight, if need_dfc1_weight
-  1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
+  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes -> dfc1_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes
+     2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 2 E 2 F H bytes;
+     if need_dfc1_weight
+backward_3 (dy, split_sizes, a_columnwise, a_columnwise_scale, dy_columnwise, dy_columnwise_scale)
+    -> dfc2_weight, if need_dfc2_weight
+  1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+     split_sizes -> dfc2_weight
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
+     H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 2 E H F bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes            8 E bytes; always
@@ -1079,7 +1082,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.76 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.58 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.51 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

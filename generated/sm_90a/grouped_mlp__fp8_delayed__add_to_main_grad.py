@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c7942686732f3305
+# checksum sha256:0fbaba87f465b977
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "3374bf6acb0d9129ace304fca78f04adceeca202827d9bf1e0149bc67469b373"
+DIGEST = "4072f33c6f40c2b979205b395888447fa97623b69f0c40fa69b6561ccb456ca0"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -181,9 +181,9 @@ def _backward_1_flops(
         if fc2_weight_main_grad is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -208,14 +208,27 @@ def _backward_2_fake(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     da: Tensor,
     backward_state: Tensor,
+    fc1_weight_main_grad: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_2(dy, split_sizes, probs, h, da, backward_state)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    reference.check_backward_2(
+        dy,
+        split_sizes,
+        probs,
+        h,
+        x_columnwise,
+        x_columnwise_scale,
+        da,
+        backward_state,
+        fc1_weight_main_grad,
+    )
     T = dy.shape[-2]
     E = split_sizes.shape[-1]
     F = da.shape[-1]
@@ -233,30 +246,29 @@ def _backward_2_fake(
     dh_rowwise_scale = (
         dy.new_empty((E,), dtype=torch.float32) if need_dx else dy.new_empty(0, dtype=torch.float32)
     )
-    dh_columnwise = (
-        dy.new_empty((2 * F, -(-(32 * (T // 32 + E)) // 16) * 16), dtype=torch.float8_e5m2)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float8_e5m2)
-    )
-    dh_columnwise_scale = (
-        dy.new_empty((E,), dtype=torch.float32)
-        if need_dfc1_weight
-        else dy.new_empty(0, dtype=torch.float32)
-    )
-    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+    return dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale
+
+
+def _backward_2_flops(dy: Tensor, da: Tensor, need_dfc1_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = da.shape[-1]
+    return 2 * T * 2 * F * H if need_dfc1_weight else 0
 
 
 _backward_2 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "backward_2",
-    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, "
-    "Tensor(a!) backward_state, bool need_dx, bool need_dfc1_weight, bool need_dprobs, "
-    "bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? x_columnwise, "
+    "Tensor? x_columnwise_scale, Tensor da, Tensor(a!) backward_state, "
+    "Tensor(b!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dprobs, bool need_dfc1_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=6,
-    mutated=1,
+    tensors=9,
+    mutated=2,
     reference=reference.backward_2,
+    flops=_backward_2_flops,
 )
 
 
@@ -264,69 +276,36 @@ def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
 ) -> Tensor:
     reference.check_backward_3(
-        dy,
-        split_sizes,
-        fc1_weight,
-        x_columnwise,
-        x_columnwise_scale,
-        fc1_weight_scale_used,
-        dh_rowwise,
-        dh_rowwise_scale,
-        dh_columnwise,
-        dh_columnwise_scale,
-        fc1_weight_main_grad,
+        dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else dy.new_empty(0)
+    dx = dy.new_empty((T, H))
     return dx
 
 
-def _backward_3_flops(
-    dy: Tensor,
-    fc1_weight: Tensor | None,
-    dh_columnwise: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-) -> int:
+def _backward_3_flops(dy: Tensor, fc1_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
-    return (2 * T * 2 * F * H if need_dx else 0) + (2 * T * 2 * F * H if need_dfc1_weight else 0)
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
+    return 2 * T * 2 * F * H
 
 
 _backward_3 = _library.register(
     "grouped_mlp__fp8_delayed__add_to_main_grad",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
-    "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
-    "Tensor(a!)? fc1_weight_main_grad, bool need_dx, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
+    "Tensor dh_rowwise, Tensor dh_rowwise_scale, bool need_dx) -> Tensor",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=11,
-    mutated=1,
+    tensors=6,
+    mutated=0,
     reference=reference.backward_3,
     flops=_backward_3_flops,
 )
@@ -361,9 +340,7 @@ def _backward(
     ) = left
     left.clear()
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = (
-        dx
-    ) = None
+    dprobs = dfc1_bias = dh_rowwise = dh_rowwise_scale = dx = None
     dfc2_bias, da = _backward_1(
         dy,
         split_sizes,
@@ -382,39 +359,34 @@ def _backward(
     )
     del fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_used
     if need_fc2_weight_copies:
-        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = (
-            _backward_2(
-                dy,
-                split_sizes,
-                probs,
-                h,
-                da if need_fc2_weight_copies else None,
-                backward_state,
-                need_dx,
-                need_dfc1_weight,
-                need_dprobs,
-                need_dfc1_bias,
-            )
+        dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale = _backward_2(
+            dy,
+            split_sizes,
+            probs,
+            h,
+            x_columnwise,
+            x_columnwise_scale,
+            da if need_fc2_weight_copies else None,
+            backward_state,
+            fc1_weight_main_grad,
+            need_dx,
+            need_dfc1_weight,
+            need_dprobs,
+            need_dfc1_bias,
         )
-        del probs, h, da
-    if need_dx or need_dfc1_weight:
+        del probs, h, x_columnwise, x_columnwise_scale, da
+    if need_dx:
         dx = _backward_3(
             dy,
             split_sizes,
             fc1_weight,
-            x_columnwise,
-            x_columnwise_scale,
             fc1_weight_scale_used,
             dh_rowwise if need_dx else None,
             dh_rowwise_scale if need_dx else None,
-            dh_columnwise if need_dfc1_weight else None,
-            dh_columnwise_scale if need_dfc1_weight else None,
-            fc1_weight_main_grad,
             need_dx,
-            need_dfc1_weight,
         )
     return (
-        dx if need_dx else None,
+        dx,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -932,8 +904,8 @@ buffers
   fc1_weight_columnwise         [E, H, align(2 * F, 16)]; e4m3; E H align(2 F, 16) bytes; workspace
   fc1_weight_columnwise_scale   [E]; float32; 4 E bytes; workspace
   dh_columnwise                 [2 * F, align(32 * (T // 32 + E), 16)]; e5m2;
-                                2 F align(32 (T // 32 + E), 16) bytes; between ops
-  dh_columnwise_scale           [E]; float32; 4 E bytes; between ops
+                                2 F align(32 (T // 32 + E), 16) bytes; workspace
+  dh_columnwise_scale           [E]; float32; 4 E bytes; workspace
   x_columnwise                  [H, align(32 * (T // 32 + E), 16)]; e4m3;
                                 H align(32 (T // 32 + E), 16) bytes; kept for the backward
   x_columnwise_scale            [E]; float32; 4 E bytes; kept for the backward
@@ -1013,23 +985,23 @@ backward_1 (dy, split_sizes, fc2_weight, a_columnwise, a_columnwise_scale, fc2_w
      quantize_e5m2_tensor;
      2 T H + 20 E + 4 1024 E + T align(H, 16) + H align(32 (T // 32 + E), 16) + 2 E H + 4 (T // 128
      + 2 E + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-     fc2_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-     fc2_weight_columnwise_scale, split_sizes -> da
-     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
-     T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
      split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T H F flop;
      H align(32 (T // 32 + E), 16) + 16 E + F align(32 (T // 32 + E), 16) + 8 E H F bytes;
      if need_dfc2_weight
-backward_2 (dy, split_sizes, probs, h, da, backward_state) -> dprobs, dfc1_bias, dh_rowwise,
-    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, if need_dx or need_dfc1_weight or
-    need_dprobs or need_dfc1_bias
+  3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+     fc2_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E H F + 8 E + E F align(H, 16) bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+     fc2_weight_columnwise_scale, split_sizes -> da
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
+     T align(H, 16) + 16 E + E F align(H, 16) + 2 T F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+backward_2 (dy, split_sizes, probs, h, x_columnwise, x_columnwise_scale, da, backward_state,
+    fc1_weight_main_grad) -> dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, if need_dx or
+    need_dfc1_weight or need_dprobs or need_dfc1_bias
   1. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
      fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
      dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up * scales)
@@ -1037,21 +1009,20 @@ backward_2 (dy, split_sizes, probs, h, da, backward_state) -> dprobs, dfc1_bias,
      2 T F + 2 T 2 F + 8 T + 20 E + 4 1024 E + T align(2 F, 16) + 2 F align(32 (T // 32 + E), 16) +
      2 E 2 F + 4 (T // 128 + 2 E + 1) 2 F + 4 ceildiv(F, 128) T bytes;
      rule activation_gradient_quantize
-backward_3 (dy, split_sizes, fc1_weight, x_columnwise, x_columnwise_scale, fc1_weight_scale_used,
-    dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, fc1_weight_main_grad) -> dx,
-    if need_dx or need_dfc1_weight
-  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-     fc1_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes; if need_dx
-  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-     fc1_weight_columnwise_scale, split_sizes -> dx
-     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes; if need_dx
-  3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  2. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
      split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add; 2 T 2 F H flop;
      2 F align(32 (T // 32 + E), 16) + 16 E + H align(32 (T // 32 + E), 16) + 8 E 2 F H bytes;
      if need_dfc1_weight
+backward_3 (dy, split_sizes, fc1_weight, fc1_weight_scale_used, dh_rowwise, dh_rowwise_scale) -> dx,
+    if need_dx
+  1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+     fc1_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 E 2 F H + 8 E + E H align(2 F, 16) bytes
+  2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+     fc1_weight_columnwise_scale, split_sizes -> dx
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
+     T align(2 F, 16) + 16 E + E H align(2 F, 16) + 2 T H bytes
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes            8 E bytes; always
@@ -1071,7 +1042,7 @@ saved for the backward, each only if a gradient that needs it is asked for
       // 32 + E), 16) bytes, inputs and parameters included
   4 + 5 F + H bytes for each token, 5 F + H of the forward's, none for parameters
   peak of the backward, with all gradients: 1.49 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 1.57 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.34 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

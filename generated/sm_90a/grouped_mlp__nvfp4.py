@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:886cb6956b60daa7
+# checksum sha256:a4eebc8d7bca0eb8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "b21e6aaedd7175cb570224f1603577f5019774576bc6843bf4cd0fbb75e48f13"
+DIGEST = "1c28361f8ff24f02ce8b9549630bf35df4143db8d384f046076f0ac4d8ae3b53"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -102,9 +102,6 @@ def _backward_1_fake(
     probs: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -112,33 +109,14 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    reference.check_backward_1(
-        dy,
-        split_sizes,
-        probs,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        saved_amaxes,
-        rng_state,
-    )
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:
+    reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight, rng_state)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else dy.new_empty(0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dprobs = (
         dy.new_empty((T,), dtype=torch.float32)
         if need_dprobs
@@ -146,6 +124,21 @@ def _backward_1_fake(
     )
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else dy.new_empty(0)
     dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else dy.new_empty(0)
+    dy_columnwise = (
+        dy.new_empty((H, -(-(32 * (T // 32 + E)) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2)
+    )
+    dy_columnwise_scale = (
+        dy.new_empty((T // 16 + E, H), dtype=torch.float8_e4m3fn)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn)
+    )
+    dy_columnwise_amax = (
+        dy.new_empty((E,), dtype=torch.float32)
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float32)
+    )
     dh_rowwise = (
         dy.new_empty((T, -(-(2 * F) // 32) * 32 // 2), dtype=torch.float4_e2m1fn_x2)
         if need_dx
@@ -177,10 +170,12 @@ def _backward_1_fake(
         else dy.new_empty(0, dtype=torch.float32)
     )
     return (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
         dh_rowwise,
         dh_rowwise_scale,
         dh_rowwise_amax,
@@ -194,43 +189,27 @@ def _backward_1_flops(
     dy: Tensor,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
     "grouped_mlp__nvfp4",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-    "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? saved_amaxes, "
     "Tensor(a!) rng_state, bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, "
     "bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor, Tensor, "
-    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=9,
+    tensors=6,
     mutated=1,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -279,47 +258,91 @@ _backward_2 = _library.register(
 def _backward_3_fake(
     dy: Tensor,
     split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
     saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dh_columnwise_amax: Tensor | None,
+    dy_columnwise: Tensor | None,
+    dy_columnwise_scale: Tensor | None,
+    dy_columnwise_amax: Tensor | None,
     need_dfc1_weight: bool,
-) -> Tensor:
+    need_dfc2_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
     reference.check_backward_3(
         dy,
         split_sizes,
+        a_columnwise,
+        a_columnwise_scale,
         saved_amaxes,
         x_columnwise,
         x_columnwise_scale,
         dh_columnwise,
         dh_columnwise_scale,
         dh_columnwise_amax,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
     )
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    dfc1_weight = dy.new_empty((E, 2 * F, H))
-    return dfc1_weight
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    return dfc1_weight, dfc2_weight
 
 
-def _backward_3_flops(dy: Tensor, dh_columnwise: Tensor) -> int:
+def _backward_3_flops(
+    dy: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    return 2 * T * 2 * F * H
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * 2 * F * H if need_dfc1_weight else 0) + (
+        2 * T * H * F if need_dfc2_weight else 0
+    )
 
 
 _backward_3 = _library.register(
     "grouped_mlp__nvfp4",
     "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor? saved_amaxes, Tensor? x_columnwise, "
-    "Tensor? x_columnwise_scale, Tensor dh_columnwise, Tensor dh_columnwise_scale, "
-    "Tensor dh_columnwise_amax, bool need_dfc1_weight) -> Tensor",
+    "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+    "Tensor? saved_amaxes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor? dh_columnwise_amax, "
+    "Tensor? dy_columnwise, Tensor? dy_columnwise_scale, Tensor? dy_columnwise_amax, "
+    "bool need_dfc1_weight, bool need_dfc2_weight) -> (Tensor?, Tensor?)",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=8,
+    tensors=13,
     mutated=0,
     reference=reference.backward_3,
     flops=_backward_3_flops,
@@ -353,12 +376,14 @@ def _backward(
         x_columnwise_scale,
     ) = left
     left.clear()
-    dx = dfc1_weight = None
+    dx = dfc1_weight = dfc2_weight = None
     (
-        dfc2_weight,
         dprobs,
         dfc1_bias,
         dfc2_bias,
+        dy_columnwise,
+        dy_columnwise_scale,
+        dy_columnwise_amax,
         dh_rowwise,
         dh_rowwise_scale,
         dh_rowwise_amax,
@@ -371,9 +396,6 @@ def _backward(
         probs,
         h,
         fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        saved_amaxes,
         rng_state,
         need_dx,
         need_dfc1_weight,
@@ -382,7 +404,7 @@ def _backward(
         need_dfc1_bias,
         need_dfc2_bias,
     )
-    del probs, h, fc2_weight, a_columnwise, a_columnwise_scale
+    del probs, h, fc2_weight
     if need_dx:
         dx = _backward_2(
             dy,
@@ -394,22 +416,28 @@ def _backward(
             need_dx,
         )
         del fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax
-    if need_dfc1_weight:
-        dfc1_weight = _backward_3(
+    if need_dfc1_weight or need_dfc2_weight:
+        dfc1_weight, dfc2_weight = _backward_3(
             dy,
             split_sizes,
+            a_columnwise,
+            a_columnwise_scale,
             saved_amaxes,
             x_columnwise,
             x_columnwise_scale,
             dh_columnwise if need_dfc1_weight else None,
             dh_columnwise_scale if need_dfc1_weight else None,
             dh_columnwise_amax if need_dfc1_weight else None,
+            dy_columnwise if need_dfc2_weight else None,
+            dy_columnwise_scale if need_dfc2_weight else None,
+            dy_columnwise_amax if need_dfc2_weight else None,
             need_dfc1_weight,
+            need_dfc2_weight,
         )
     return (
         dx,
         dfc1_weight,
-        dfc2_weight if need_dfc2_weight else None,
+        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
@@ -799,11 +827,11 @@ emulation moves T (align(H, 32) // 2) + T (align(H, 32) // 2) + T ceildiv(H, 16)
     + 8 T H + E 2 F (align(H, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + E ceildiv(2 F, 16)
     ceildiv(H, 16) + 8 E 2 F H + T (align(F, 32) // 2) + T ceildiv(F, 16) + 4 T F + E H (align(F,
     32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + E ceildiv(H, 16) ceildiv(F, 16) + 8 E H F + E F
-    (align(H, 32) // 2) + H (align(32 (T // 32 + E), 32) // 2) + H (align(32 (T // 32 + E), 32) //
-    2) + (T // 16 + E) H + (T // 16 + E) H + 48 E + 8 32 (T // 32 + E) H + F (align(32 (T // 32 +
-    E), 32) // 2) + (T // 16 + E) F + 4 32 (T // 32 + E) F + T (align(2 F, 32) // 2) + T ceildiv(2
-    F, 16) + 4 T 2 F + E H (align(2 F, 32) // 2) + 2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16
-    + E) 2 F + 4 32 (T // 32 + E) 2 F bytes more
+    (align(H, 32) // 2) + E H (align(2 F, 32) // 2) + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) +
+    4 T 2 F + 2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 48 E + 4 32 (T // 32 + E)
+    2 F + H (align(32 (T // 32 + E), 32) // 2) + H (align(32 (T // 32 + E), 32) // 2) + (T // 16 +
+    E) H + (T // 16 + E) H + 8 32 (T // 32 + E) H + F (align(32 (T // 32 + E), 32) // 2) + (T // 16
+    + E) F + 4 32 (T // 32 + E) F bytes more
 
 buffers
   x                              [T, H]; io; 2 T H bytes; input
@@ -853,9 +881,9 @@ buffers
                                  E ceildiv(H, 16) ceildiv(F, 16) bytes; workspace
   fc2_weight_columnwise_amax     [E]; float32; 4 E bytes; workspace
   dy_columnwise                  [H, align(32 * (T // 32 + E), 32) // 2]; e2m1;
-                                 H (align(32 (T // 32 + E), 32) // 2) bytes; workspace
-  dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; workspace
-  dy_columnwise_amax             [E]; float32; 4 E bytes; workspace
+                                 H (align(32 (T // 32 + E), 32) // 2) bytes; between ops
+  dy_columnwise_scale            [T // 16 + E, H]; e4m3; (T // 16 + E) H bytes; between ops
+  dy_columnwise_amax             [E]; float32; 4 E bytes; between ops
   a_columnwise                   [F, align(32 * (T // 32 + E), 32) // 2]; e2m1;
                                  F (align(32 (T // 32 + E), 32) // 2) bytes; kept for the backward
   a_columnwise_scale             [T // 16 + E, F]; e4m3; (T // 16 + E) F bytes;
@@ -950,47 +978,34 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      fc2_weight_rowwise_amax, fc2_bias, split_sizes -> y
      gemm_decoded_sm90_fprop; 2 T H F flop; 2 T F + 2 E H F + 16 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight, a_columnwise, a_columnwise_scale, saved_amaxes,
-    rng_state) -> dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale,
+backward_1 (dy, split_sizes, probs, h, fc2_weight, rng_state) -> dprobs, dfc1_bias, dfc2_bias,
+    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dh_rowwise, dh_rowwise_scale,
     dh_rowwise_amax, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax
-  1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
-     dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
-     quantize_e2m1_nv_1x16_stochastic_hadamard;
-     2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
-     // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
      fc2_weight_columnwise_amax, fc2_weight_partial_amax
      quantize_e2m1_nv_16x16;
      2 E H F + E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 4 E + 4 384 E bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-     dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
+  2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale -> fc2_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
      E F (align(H, 32) // 2) + E ceildiv(H, 16) ceildiv(F, 16) + 2 E H F bytes;
+     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+     dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias, dy_row_sums
+     quantize_e2m1_nv_1x16_stochastic_hadamard;
+     2 T H + 16 E + 16 + T (align(H, 32) // 2) + T ceildiv(H, 16) + H (align(32 (T // 32 + E), 32)
+     // 2) + (T // 16 + E) H + 4 384 2 E + 2 E H + 4 (T // 128 + 2 E + 1) H bytes
+  4. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(H, 32) // 2) + T ceildiv(H, 16) + 2 T H bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
   5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
      fc2_weight_columnwise_amax, split_sizes -> da
      gemm_decoded_sm90_dgrad; 2 T H F flop; 2 T H + 2 E H F + 16 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-     dy_padded_sizes
-     dequantize_groups_e2m1_nv_1x16_transposed;
-     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
-     if need_dfc2_weight
-  7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-     dequantize_groups_e2m1_nv_1x16_transposed;
-     F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
-     if need_dfc2_weight
-  8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
-     a_columnwise_amax, dy_padded_sizes -> dfc2_weight
-     gemm_decoded_sm90_wgrad; 2 T H F flop;
-     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
-  9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  6. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  7. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias, dh_row_sums
      quantize_e2m1_nv_1x16_stochastic_hadamard;
      2 T 2 F + 16 E + 16 + T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 F (align(32 (T // 32 +
@@ -1002,28 +1017,45 @@ backward_2 (dy, split_sizes, fc1_weight, dh_rowwise, dh_rowwise_scale, dh_rowwis
      fc1_weight_columnwise_amax, fc1_weight_partial_amax
      quantize_e2m1_nv_16x16;
      2 E 2 F H + E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 4 E + 4 384 E bytes
-  2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes
-  3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
+  2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale -> fc1_weight_columnwise_decoded
      dequantize_e2m1_nv_16x16_transposed;
      E H (align(2 F, 32) // 2) + E ceildiv(2 F, 16) ceildiv(H, 16) + 2 E 2 F H bytes
+  3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+     dequantize_e2m1_nv_1x16; T (align(2 F, 32) // 2) + T ceildiv(2 F, 16) + 2 T 2 F bytes
   4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
      fc1_weight_columnwise_amax, split_sizes -> dx
      gemm_decoded_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 E 2 F H + 16 E + 2 T H bytes
-backward_3 (dy, split_sizes, saved_amaxes, x_columnwise, x_columnwise_scale, dh_columnwise,
-    dh_columnwise_scale, dh_columnwise_amax) -> dfc1_weight, if need_dfc1_weight
+backward_3 (dy, split_sizes, a_columnwise, a_columnwise_scale, saved_amaxes, x_columnwise,
+    x_columnwise_scale, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dy_columnwise,
+    dy_columnwise_scale, dy_columnwise_amax) -> dfc1_weight, dfc2_weight, if need_dfc1_weight or
+    need_dfc2_weight
   1. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
      dh_padded_sizes
      dequantize_groups_e2m1_nv_1x16_transposed;
      2 F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) 2 F + 16 E + 2 32 (T // 32 + E) 2 F
-     bytes
+     bytes;
+     if need_dfc1_weight
   2. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
      dequantize_groups_e2m1_nv_1x16_transposed;
-     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 8 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc1_weight
   3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
      x_columnwise_amax, dh_padded_sizes -> dfc1_weight
      gemm_decoded_sm90_wgrad; 2 T 2 F H flop;
-     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes
+     2 32 (T // 32 + E) 2 F + 2 32 (T // 32 + E) H + 16 E + 2 E 2 F H bytes; if need_dfc1_weight
+  4. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+     dy_padded_sizes
+     dequantize_groups_e2m1_nv_1x16_transposed;
+     H (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) H + 16 E + 2 32 (T // 32 + E) H bytes;
+     if need_dfc2_weight
+  5. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+     dequantize_groups_e2m1_nv_1x16_transposed;
+     F (align(32 (T // 32 + E), 32) // 2) + (T // 16 + E) F + 8 E + 2 32 (T // 32 + E) F bytes;
+     if need_dfc2_weight
+  6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+     a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+     gemm_decoded_sm90_wgrad; 2 T H F flop;
+     2 32 (T // 32 + E) H + 2 32 (T // 32 + E) F + 16 E + 2 E H F bytes; if need_dfc2_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   split_sizes         8 E bytes; always
@@ -1041,8 +1073,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       parameters included
   4 + 73 F / 16 + 9 H / 16 bytes for each token, 73 F / 16 + 9 H / 16 of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 2.11 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 4.23 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 2.00 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 3.87 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_1x16_hadamard

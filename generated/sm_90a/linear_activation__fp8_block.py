@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6fb282d1522c9650
+# checksum sha256:17e6fe976bd4bf00
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "02a4d4a5f708267458851f43c733c17a0a9c33bbac0ac0f569bf7fe3700d009d"
+DIGEST = "5600cf6bd308a918f7431bf6897c70a118c67116404e8184198b19b832d85cdf"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 
@@ -114,7 +114,7 @@ def _backward_flops(
         if x_columnwise_scale is not None
         else 0
     )
-    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+    return (2 * T * D * K if need_dfc_weight else 0) + (2 * T * D * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -387,20 +387,20 @@ backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale) -> dx, dfc_weig
      4 T D + T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + D align(T, 16) + 4 ceildiv(T,
      128) D + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-  2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  2. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+     -> dfc_weight
+     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T D K flop;
+     D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
+     if need_dfc_weight
+  3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 D K + K align(D, 16) + 4 ceildiv(D, 128) ceildiv(K, 128) bytes;
      if need_dx
-  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
      fc_weight_columnwise_scale -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T D K flop;
      T align(D, 16) + 4 ceildiv(D, 128) 32 (T // 32 + 1) + K align(D, 16) + 4 ceildiv(D, 128)
      ceildiv(K, 128) + 2 T K bytes;
      if need_dx
-  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
-     -> dfc_weight
-     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T D K flop;
-     D align(T, 16) + 4 ceildiv(T, 128) D + K align(T, 16) + 4 ceildiv(T, 128) K + 2 D K bytes;
-     if need_dfc_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight           2 D K bytes                if need_dx
@@ -409,8 +409,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   x_columnwise_scale  4 ceildiv(T, 128) K bytes  if need_dfc_weight
   at most 2 D K + 2 T D + K align(T, 16) + 4 ceildiv(T, 128) K bytes, inputs and parameters included
   2 D + 33 K / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 969 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 480 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 864 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 419 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c7db85882be66e5a
+# checksum sha256:f5f09e3b18ef3ab4
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "597caa7c75f7d57c4b19b72a97f2404550d3c550790db09882c0e4b5d80d985b"
+DIGEST = "e124a49c2f973e945e958a40cb60a73b10ad4dea9f2cc802745ad0ef6a3371e4"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 
@@ -126,7 +126,7 @@ def _backward_flops(
         if x_columnwise is not None
         else 0
     )
-    return (2 * T * D * K if need_dx else 0) + (2 * T * D * K if need_dfc_weight else 0)
+    return (2 * T * D * K if need_dfc_weight else 0) + (2 * T * D * K if need_dx else 0)
 
 
 _backward = _library.register(
@@ -490,16 +490,16 @@ backward (dy, fc_weight, fc_y, x_columnwise, x_columnwise_scale, fc_weight_scale
      pointwise_gelu_backward_quantize_e5m2_tensor; 36 T D flop;
      4 T D + 4096 + 12 + T align(D, 16) + D align(T, 16) + 2 D + 4 (T // 128 + 1) D bytes;
      rule activation_gradient_quantize
-  2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
-     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
-  3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
-     fc_weight_columnwise_scale -> dx
-     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
-     T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
-  4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  2. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
      -> dfc_weight
      gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
      D align(T, 16) + 8 + K align(T, 16) + 2 D K bytes; if need_dfc_weight
+  3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise, fc_weight_columnwise_scale
+     quantize_e4m3_tensor; 2 D K + 8 + K align(D, 16) bytes; if need_dx
+  4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+     fc_weight_columnwise_scale -> dx
+     gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T D K flop;
+     T align(D, 16) + 8 + K align(D, 16) + 2 T K bytes; if need_dx
 
 saved for the backward, each only if a gradient that needs it is asked for
   fc_weight             2 D K bytes           if need_dx
@@ -509,8 +509,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc_weight_scale_used  4 bytes               if need_dx
   at most 2 D K + 2 T D + K align(T, 16) + 8 bytes, inputs and parameters included
   2 D + K bytes for each token, none for parameters
-  peak of the backward, with all gradients: 956 MB at D = 4096, K = 4096, T = 32768
-  peak of the backward, with all gradients: 474 MB at D = 2048, K = 2048, T = 32768
+  peak of the backward, with all gradients: 856 MB at D = 4096, K = 4096, T = 32768
+  peak of the backward, with all gradients: 415 MB at D = 2048, K = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_tensor

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:171b0ee28cd09997
+# checksum sha256:d493a96b3e2a2771
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "d70e6e3b5c111eadb7a7848da6c2c745506c986fcf6fa68c32b23969ab805de4"
+DIGEST = "ab89c993201e1582e0383cd613b5519cf984f43d80d117ee16c811e179f5bd56"
 _library.join("mlp__fp8_block", DIGEST)
 
 
@@ -77,38 +77,21 @@ _forward = _library.register(
 )
 
 
-def _backward_fake(
+def _backward_1_fake(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward(
-        dy,
-        fc1_weight,
-        h,
-        fc2_weight,
-        a_columnwise,
-        a_columnwise_scale,
-        x_columnwise,
-        x_columnwise_scale,
-    )
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, fc2_weight, a_columnwise, a_columnwise_scale)
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else fc2_weight.shape[-1]
+        fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
@@ -116,18 +99,16 @@ def _backward_fake(
         if a_columnwise_scale is not None
         else 0
     )
-    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
-    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
     dfc2_weight = dy.new_empty((H, F)) if need_dfc2_weight else None
-    dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
     dfc2_bias = dy.new_empty((H,)) if need_dfc2_bias else None
-    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+    da = (
+        dy.new_empty((*dy.shape[:-1], F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    )
+    return dfc2_weight, dfc2_bias, da
 
 
-def _backward_flops(
+def _backward_1_flops(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -139,11 +120,7 @@ def _backward_flops(
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else fc2_weight.shape[-1]
+        fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
@@ -151,28 +128,193 @@ def _backward_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (
-        (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0)
-        + (2 * T * H * F if need_dfc2_weight else 0)
-        + (2 * T * F * H if need_dx else 0)
-        + (2 * T * F * H if need_dfc1_weight else 0)
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
-_backward = _library.register(
+_backward_1 = _library.register(
     "mlp__fp8_block",
-    "backward",
-    "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-    "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "backward_1",
+    "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dfc1_bias, "
-    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
-    fake=_backward_fake,
-    check=reference.check_backward,
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
+    fake=_backward_1_fake,
+    check=reference.check_backward_1,
+    tensors=4,
+    mutated=0,
+    reference=reference.backward_1,
+    flops=_backward_1_flops,
+)
+
+
+def _backward_2_fake(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, h, da)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    dfc1_bias = dy.new_empty((F,)) if need_dfc1_bias else None
+    dh_rowwise = dy.new_empty((T, -(-F // 16) * 16), dtype=torch.float8_e4m3fn) if need_dx else None
+    dh_rowwise_scale = (
+        dy.new_empty((-(-F // 128), 32 * (T // 32 + 1)), dtype=torch.float32) if need_dx else None
+    )
+    dh_columnwise = (
+        dy.new_empty((F, -(-T // 16) * 16), dtype=torch.float8_e4m3fn) if need_dfc1_weight else None
+    )
+    dh_columnwise_scale = (
+        dy.new_empty((-(-T // 128), F), dtype=torch.float32) if need_dfc1_weight else None
+    )
+    return dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale
+
+
+_backward_2 = _library.register(
+    "mlp__fp8_block",
+    "backward_2",
+    "(Tensor dy, Tensor? h, Tensor da, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc1_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    fake=_backward_2_fake,
+    check=reference.check_backward_2,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_2,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_3(
+        dy,
+        fc1_weight,
+        x_columnwise,
+        x_columnwise_scale,
+        dh_rowwise,
+        dh_rowwise_scale,
+        dh_columnwise,
+        dh_columnwise_scale,
+    )
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    dx = dy.new_empty((*dy.shape[:-1], H)) if need_dx else None
+    dfc1_weight = dy.new_empty((F, H)) if need_dfc1_weight else None
+    return dx, dfc1_weight
+
+
+def _backward_3_flops(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    return (2 * T * F * H if need_dx else 0) + (2 * T * F * H if need_dfc1_weight else 0)
+
+
+_backward_3 = _library.register(
+    "mlp__fp8_block",
+    "backward_3",
+    "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+    "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+    "Tensor? dh_columnwise_scale, bool need_dx, bool need_dfc1_weight) -> (Tensor?, "
+    "Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
     tensors=8,
     mutated=0,
-    reference=reference.backward,
-    flops=_backward_flops,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
+
+
+def _backward(
+    dy: Tensor,
+    left: list,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
+    need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward: ops; it empties `left`, so that what an op was the last to read goes."""
+    (
+        fc1_weight,
+        h,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        x_columnwise,
+        x_columnwise_scale,
+    ) = left
+    left.clear()
+    dfc1_bias = dh_rowwise = dh_rowwise_scale = dh_columnwise = dh_columnwise_scale = dx = (
+        dfc1_weight
+    ) = None
+    dfc2_weight, dfc2_bias, da = _backward_1(
+        dy,
+        fc2_weight,
+        a_columnwise,
+        a_columnwise_scale,
+        need_dx,
+        need_dfc1_weight,
+        need_dfc2_weight,
+        need_dfc1_bias,
+        need_dfc2_bias,
+    )
+    del fc2_weight, a_columnwise, a_columnwise_scale
+    if need_dx or need_dfc1_weight or need_dfc1_bias:
+        dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale = _backward_2(
+            dy, h, da, need_dx, need_dfc1_weight, need_dfc1_bias
+        )
+        del h, da
+    if need_dx or need_dfc1_weight:
+        dx, dfc1_weight = _backward_3(
+            dy,
+            fc1_weight,
+            x_columnwise,
+            x_columnwise_scale,
+            dh_rowwise,
+            dh_rowwise_scale,
+            dh_columnwise,
+            dh_columnwise_scale,
+            need_dx,
+            need_dfc1_weight,
+        )
+    return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
 
 
 class _MLP(torch.autograd.Function):
@@ -226,14 +368,10 @@ class _MLP(torch.autograd.Function):
         need_dfc2_weight = needs[2]
         need_dfc1_bias = needs[3]
         need_dfc2_bias = needs[4]
+        left = [*ctx.saved_tensors]
+        _library.let_go(ctx)
         dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias = _backward(
-            dy,
-            *ctx.saved_tensors,
-            need_dx,
-            need_dfc1_weight,
-            need_dfc2_weight,
-            need_dfc1_bias,
-            need_dfc2_bias,
+            dy, left, need_dx, need_dfc1_weight, need_dfc2_weight, need_dfc1_bias, need_dfc2_bias
         )
         return dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias, *(None,) * 4
 
@@ -487,7 +625,7 @@ buffers
   fc2_weight                   [H, F]; io; 2 H F bytes; parameter fc2.weight
   fc2_bias                     [H]; io; 2 H bytes; parameter fc2.bias, optional
   y                            [T..., H]; io; 2 T H bytes; output
-  da                           [T..., F]; io; 2 T F bytes; workspace
+  da                           [T..., F]; io; 2 T F bytes; between ops
   dfc2_weight                  [H, F]; io; 2 H F bytes; gradient
   dfc2_bias                    [H]; io; 2 H bytes; gradient
   dy                           [T..., H]; io; 2 T H bytes; gradient in
@@ -517,14 +655,14 @@ buffers
   a_columnwise                 [F, align(T, 16)]; e4m3; F align(T, 16) bytes; kept for the backward
   a_columnwise_scale           [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes;
                                kept for the backward
-  dh_rowwise                   [T, align(F, 16)]; e4m3; T align(F, 16) bytes; workspace
+  dh_rowwise                   [T, align(F, 16)]; e4m3; T align(F, 16) bytes; between ops
   dh_rowwise_scale             [ceildiv(F, 128), 32 * (T // 32 + 1)]; float32;
-                               4 ceildiv(F, 128) 32 (T // 32 + 1) bytes; workspace
+                               4 ceildiv(F, 128) 32 (T // 32 + 1) bytes; between ops
   fc1_weight_columnwise        [H, align(F, 16)]; e4m3; H align(F, 16) bytes; workspace
   fc1_weight_columnwise_scale  [ceildiv(F, 128), ceildiv(H, 128)]; float32;
                                4 ceildiv(F, 128) ceildiv(H, 128) bytes; workspace
-  dh_columnwise                [F, align(T, 16)]; e4m3; F align(T, 16) bytes; workspace
-  dh_columnwise_scale          [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; workspace
+  dh_columnwise                [F, align(T, 16)]; e4m3; F align(T, 16) bytes; between ops
+  dh_columnwise_scale          [ceildiv(T, 128), F]; float32; 4 ceildiv(T, 128) F bytes; between ops
   x_columnwise                 [H, align(T, 16)]; e4m3; H align(T, 16) bytes; kept for the backward
   x_columnwise_scale           [ceildiv(T, 128), H]; float32; 4 ceildiv(T, 128) H bytes;
                                kept for the backward
@@ -559,43 +697,46 @@ forward (x, fc1_weight, fc2_weight, fc1_bias, fc2_bias) -> y, h, a_columnwise, a
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + H align(F, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 H + 2 T H bytes
 
-backward (dy, fc1_weight, h, fc2_weight, a_columnwise, a_columnwise_scale, x_columnwise,
-    x_columnwise_scale) -> dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias
+backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, dfc2_bias, da
   1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
      dy_row_sums
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
+     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
+     if need_dfc2_weight
+  3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
-     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
-     if need_dfc2_weight
-  5. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+backward_2 (dy, h, da) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
+  1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
      dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
      0.044715 * x ** 3))))
      pointwise_gelu_backward_quantize_e4m3_block_1x128; 36 T F flop;
      4 T F + T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + F align(T, 16) + 4 ceildiv(T,
      128) F + 2 F + 4 (T // 128 + 1) F bytes;
-     if need_dx or need_dfc1_weight or need_dfc1_bias; rule activation_gradient_quantize
-  6. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+     rule activation_gradient_quantize
+backward_3 (dy, fc1_weight, x_columnwise, x_columnwise_scale, dh_rowwise, dh_rowwise_scale,
+    dh_columnwise, dh_columnwise_scale) -> dx, dfc1_weight, if need_dx or need_dfc1_weight
+  1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 F H + H align(F, 16) + 4 ceildiv(F, 128) ceildiv(H, 128) bytes;
      if need_dx
-  7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
      -> dx
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T F H flop;
      T align(F, 16) + 4 ceildiv(F, 128) 32 (T // 32 + 1) + H align(F, 16) + 4 ceildiv(F, 128)
      ceildiv(H, 128) + 2 T H bytes;
      if need_dx
-  8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
+  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T F H flop;
      F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 F H bytes;
      if need_dfc1_weight
@@ -611,8 +752,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 F H + 2 T F + 2 H F + F align(T, 16) + 4 ceildiv(T, 128) F + H align(T, 16) + 4
       ceildiv(T, 128) H bytes, inputs and parameters included
   97 F / 32 + 33 H / 32 bytes for each token, none for parameters
-  peak of the backward, with all gradients: 1.14 GB at F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 558 MB at F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 1.00 GB at F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 489 MB at F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_1x128

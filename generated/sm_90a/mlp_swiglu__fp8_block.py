@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a86b71dc31587ce6
+# checksum sha256:1f12411c17ed6b4e
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "7b2dca1aab814fde7784570d7eab1c79a6fb933cddb02f1aad4a7c14fd0e3f79"
+DIGEST = "59d529bf7ad1eb9a3a8f0e2b6926d4e5324af433fac078a9db798bcf9cdaa09b"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -132,8 +132,8 @@ def _backward_1_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
-        2 * T * H * F if need_dfc2_weight else 0
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
@@ -716,19 +716,19 @@ backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, df
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
+     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
+     if need_dfc2_weight
+  3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
-     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
-     if need_dfc2_weight
 backward_2 (dy, h, da) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,

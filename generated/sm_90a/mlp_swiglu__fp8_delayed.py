@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:14ddcc8eac1920c9
+# checksum sha256:1629bccb1b22e220
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "fcad8462b5f67e0a06859bc9df2a7f9392ed7e23c82cfdd3c84a76cec608c514"
+DIGEST = "db13b4ab47cc856952088a604aa6d2fbae90d0b1c09eb2d83324455573a51016"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -156,8 +156,8 @@ def _backward_1_flops(
         if a_columnwise is not None
         else 0
     )
-    return (2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0) + (
-        2 * T * H * F if need_dfc2_weight else 0
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
+        2 * T * H * F if need_dx or need_dfc1_weight or need_dfc1_bias else 0
     )
 
 
@@ -907,18 +907,18 @@ backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_u
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
+     H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
+  3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
      fc2_weight_columnwise_scale
      quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
-     H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
 backward_2 (dy, h, da, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale

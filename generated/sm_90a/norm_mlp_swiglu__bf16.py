@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b78ec9c181b49a85
+# checksum sha256:48a3823c858065c8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "90d046a7fcaa829ee3e2e8aeb78945156fc807cf61f4da0d6974bbf29adc7aea"
+DIGEST = "482a68b78d9dac3809bc7746bd8801aadd061d3027690d8c279d25c1eaf6fa45"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 
@@ -718,13 +718,13 @@ backward_3 (dy, x, norm_weight, norm_rstd, n, fc1_weight, dh) -> dx, dnorm_weigh
   1. gemm dgrad: dh, fc1_weight -> dn
      gemm_sm90_dgrad; 2 T 2 F H flop; 2 T 2 F + 2 2 F H + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  2. gemm wgrad: dh, n -> dfc1_weight
-     gemm_sm90_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
-  3. column_sum: dh -> dfc1_bias
-     group_sum; T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  2. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
+  3. gemm wgrad: dh, n -> dfc1_weight
+     gemm_sm90_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 2 2 F H bytes; if need_dfc1_weight
+  4. column_sum: dh -> dfc1_bias
+     group_sum; T 2 F flop; 2 T 2 F + 2 2 F bytes; if need_dfc1_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes    if need_dx or need_dnorm_weight

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:721b4e789c0db241
+# checksum sha256:680e335c7a64a622
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "89ce57f1c4ee02729b9e44a03019da541ec395cc66fa334d7d5c4cefb3be1703"
+DIGEST = "6779b0d31bc9ce60119bde6aa87569654ad7bcad109052e6da636236e2aa76be"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 
@@ -150,9 +150,9 @@ def _backward_1_flops(
         if a_columnwise_scale is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -852,19 +852,19 @@ backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale) -> dfc2_weight, df
      quantize_e4m3_block_1x128;
      2 T H + T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + H align(T, 16) + 4 ceildiv(T,
      128) H + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
+     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
+     if need_dfc2_weight
+  3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
      quantize_e4m3_block_128x128; 2 H F + F align(H, 16) + 4 ceildiv(H, 128) ceildiv(F, 128) bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128; 2 T H F flop;
      T align(H, 16) + 4 ceildiv(H, 128) 32 (T // 32 + 1) + F align(H, 16) + 4 ceildiv(H, 128)
      ceildiv(F, 128) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T H F flop;
-     H align(T, 16) + 4 ceildiv(T, 128) H + F align(T, 16) + 4 ceildiv(T, 128) F + 2 H F bytes;
-     if need_dfc2_weight
 backward_2 (dy, h, da) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
@@ -886,14 +886,14 @@ backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwis
      T align(2 F, 16) + 4 ceildiv(2 F, 128) 32 (T // 32 + 1) + H align(2 F, 16) + 4 ceildiv(2 F,
      128) ceildiv(H, 128) + 2 T H bytes;
      if need_dx or need_dnorm_weight
-  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+  3. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+     norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
+     rule add_rms_norm
+  4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
      gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128; 2 T 2 F H flop;
      2 F align(T, 16) + 4 ceildiv(T, 128) 2 F + H align(T, 16) + 4 ceildiv(T, 128) H + 2 2 F H
      bytes;
      if need_dfc1_weight
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-     norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
-     rule add_rms_norm
 
 saved for the backward, each only if a gradient that needs it is asked for
   x                   2 T H bytes; if need_dx or need_dnorm_weight

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:243a60f0e4c2a87f
+# checksum sha256:2bd49312d3afad69
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "d6d0598e3a93959b70d25a41f4fc203db510b434fa1aef150315d4f75553c1d5"
+DIGEST = "b3b12f821830ec99db47dcab8cad32dbd419febb4a8e64b7a56215f223637b61"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 
@@ -178,9 +178,9 @@ def _backward_1_flops(
         if a_columnwise is not None
         else 0
     )
-    return (
+    return (2 * T * H * F if need_dfc2_weight else 0) + (
         2 * T * H * F if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    )
 
 
 _backward_1 = _library.register(
@@ -1039,18 +1039,18 @@ backward_1 (dy, fc2_weight, a_columnwise, a_columnwise_scale, fc2_weight_scale_u
      dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
      quantize_e5m2_tensor;
      2 T H + 4096 + 12 + T align(H, 16) + H align(T, 16) + 2 H + 4 (T // 128 + 1) H bytes
-  2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
+     H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
+  3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
      fc2_weight_columnwise_scale
      quantize_e4m3_tensor; 2 H F + 8 + F align(H, 16) bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
      -> da
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
      T align(H, 16) + 8 + F align(H, 16) + 2 T F bytes;
      if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-  4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale -> dfc2_weight
-     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T H F flop;
-     H align(T, 16) + 8 + F align(T, 16) + 2 H F bytes; if need_dfc2_weight
 backward_2 (dy, h, da, backward_state) -> dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
     dh_columnwise_scale, if need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
   1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
@@ -1070,12 +1070,12 @@ backward_3 (dy, x, norm_weight, norm_rstd, fc1_weight, n_columnwise, n_columnwis
      -> dn
      gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
      T align(2 F, 16) + 8 + H align(2 F, 16) + 2 T H bytes; if need_dx or need_dnorm_weight
-  3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
-     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
-     2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
-  4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  3. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
      norm_grad; 11 T H flop; 8 T H + 4 T + 4 H + 4 132 H bytes; if need_dx or need_dnorm_weight;
      rule add_rms_norm
+  4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale -> dfc1_weight
+     gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128; 2 T 2 F H flop;
+     2 F align(T, 16) + 8 + H align(T, 16) + 2 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x                      2 T H bytes; if need_dx or need_dnorm_weight

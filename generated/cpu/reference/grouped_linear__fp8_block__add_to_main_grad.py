@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:d6e7369d7c7e9979
+# checksum sha256:ea684dde30cba204
 """grouped_linear__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -202,18 +202,7 @@ def backward(
     # 1. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-    if need_dx:
-        _, weight_columnwise_copy = quantized.quantize(
-            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
-    #    weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes, weight_main_grad -> weight_main_grad
     if need_dweight:
         weight_main_grad = weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -223,6 +212,17 @@ def backward(
             ),
             split_sizes,
             dtype=torch.float32,
+        )
+    # 3. quantize: weight -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+    #    weight_columnwise_scale, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
     return (
         dx if need_dx else dy.new_empty(0),

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:3d2d54a62b3316f4
+# checksum sha256:764098d32cc10c7f
 """linear_cross_entropy__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -122,15 +122,15 @@ def backward(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
     )
-    # 3. gemm dgrad: dlogits, weight -> dx
-    if need_dx:
-        dx = steps.gemm_dgrad(dlogits, weight)
-    # 4. gemm wgrad: dlogits, x -> dweight_sum
+    # 3. gemm wgrad: dlogits, x -> dweight_sum
     if need_dweight:
         dweight_sum = steps.gemm_wgrad(
             dlogits, x, dtype=torch.promote_types(x.dtype, torch.float32)
         )
-    # 5. narrow: dweight_sum -> dweight  (out = a)
+    # 4. narrow: dweight_sum -> dweight  (out = a)
     if need_dweight:
         dweight = sums.narrow(dweight_sum, dtype=x.dtype)
+    # 5. gemm dgrad: dlogits, weight -> dx
+    if need_dx:
+        dx = steps.gemm_dgrad(dlogits, weight)
     return dx, dweight

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:7e731b452f618283
+# checksum sha256:d9905d2b36457427
 """linear_residual__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -185,18 +185,7 @@ def backward(
     # 1. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    # 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-    if need_dx:
-        _, fc_weight_columnwise_copy = quantized.quantize(
-            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
-    #    -> dx
-    if need_dx:
-        dx = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
@@ -205,6 +194,17 @@ def backward(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    #    -> dx
+    if need_dx:
+        dx = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 

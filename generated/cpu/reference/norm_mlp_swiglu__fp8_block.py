@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:65a52f727a221834
+# checksum sha256:2b093c8755e933e2
 """norm_mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -260,18 +260,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -280,6 +269,17 @@ def backward_1(
                 a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
 
@@ -323,66 +323,15 @@ def backward_2(
 
 def check_backward_3(
     dy: Tensor,
-    dh: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "dh", dh, "dy", dy)
-    checks.same_dtype(CELL, "dh", dh, "dy", dy)
-    checks.rank(CELL, "dh", dh, 1, "[T..., 2 * F]", exact=False)
-    T = math.prod(dy.shape[:-1])
-    F = dh.shape[-1] // 2
-    checks.leading(CELL, "dh", dh, 1, T, "T (tokens)")
-    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-
-
-def backward_3(
-    dy: Tensor,
-    dh: Tensor,
-    need_dx: bool,
-    need_dnorm_weight: bool,
-    need_dfc1_weight: bool,
-    need_dfc1_bias: bool,
-    norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
-    dfc1_bias = steps.ABSENT
-    need_dh_rowwise = need_dx or need_dnorm_weight
-    # 1. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
-    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-        steps.rows(dh),
-        GRAD_OUTPUT,
-        rowwise=need_dh_rowwise,
-        columnwise=need_dfc1_weight,
-        layout=LAYOUT,
-    )
-    # 1. dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.column_sum(dh)
-    return (
-        dfc1_bias if need_dfc1_bias else None,
-        dh_rowwise_copy.data if need_dh_rowwise else None,
-        dh_rowwise_copy.scale if need_dh_rowwise else None,
-        dh_columnwise_copy.data if need_dfc1_weight else None,
-        dh_columnwise_copy.scale if need_dfc1_weight else None,
-    )
-
-
-def check_backward_4(
-    dy: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
     norm_rstd: Tensor | None,
     fc1_weight: Tensor | None,
     n_columnwise: Tensor | None,
     n_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
+    dh: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "x", x, "dy", dy)
@@ -403,29 +352,12 @@ def check_backward_4(
     checks.device(CELL, "n_columnwise_scale", n_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "n_columnwise_scale", n_columnwise_scale, torch.float32)
     checks.rank(CELL, "n_columnwise_scale", n_columnwise_scale, 2, "[ceildiv(T, 128), H]")
-    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
-    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
-    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(2 * F, 128)]")
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(T, 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[ceildiv(T, 128), 2 * F]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 1, "[T..., 2 * F]", exact=False)
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else 0
-    )
+    F = dh.shape[-1] // 2
     checks.leading(CELL, "x", x, 1, T, "T (tokens)")
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "norm_weight", norm_weight, -1, H, "H (hidden)")
@@ -436,21 +368,11 @@ def check_backward_4(
     checks.size(CELL, "n_columnwise", n_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.size(CELL, "n_columnwise_scale", n_columnwise_scale, -1, H, "H (hidden)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
-    checks.size(
-        CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-(2 * F) // 128), "ceildiv(2 * F, 128)"
-    )
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(
-        CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)"
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "dh", dh, 1, T, "T (tokens)")
+    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
 
 
-def backward_4(
+def backward_3(
     dy: Tensor,
     x: steps.IfAsked,
     norm_weight: steps.IfAsked,
@@ -458,75 +380,61 @@ def backward_4(
     fc1_weight: steps.IfAsked,
     n_columnwise: steps.IfAsked,
     n_columnwise_scale: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
-    dh_columnwise: steps.IfAsked,
-    dh_columnwise_scale: steps.IfAsked,
+    dh: Tensor,
     need_dx: bool,
     need_dnorm_weight: bool,
     need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
     norm_eps: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_4 program, step by step."""
-    dx = dnorm_weight = dfc1_weight = _ = fc1_weight_columnwise_copy = dn = steps.ABSENT
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dx = dnorm_weight = dfc1_weight = dfc1_bias = _ = fc1_weight_columnwise_copy = dn = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else 0
-    )
     need_fc1_weight_copies = need_dx or need_dnorm_weight
-    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-    if need_fc1_weight_copies:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale -> dn
-    if need_fc1_weight_copies:
-        dn = steps.with_leading(
-            quantized.gemm_dgrad(
-                quantized.Operand(
-                    dh_rowwise,
-                    dh_rowwise_scale,
-                    GRAD_OUTPUT,
-                    (T, 2 * F),
-                    columnwise=False,
-                    layout=LAYOUT,
-                ),
-                fc1_weight_columnwise_copy,
-                dtype=dy.dtype,
-            ),
-            dy,
-        )
-    # 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+    # 1. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_fc1_weight_copies,
+        columnwise=need_dfc1_weight,
+        layout=LAYOUT,
+    )
+    # 1. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.column_sum(dh)
+    # 2. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
+            dh_columnwise_copy,
             quantized.Operand(
                 n_columnwise, n_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
         )
-    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
+    # 3. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    if need_fc1_weight_copies:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale -> dn
+    if need_fc1_weight_copies:
+        dn = steps.with_leading(
+            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    # 5. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight
     if need_fc1_weight_copies:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
         )
-    return dx if need_dx else None, dnorm_weight if need_dnorm_weight else None, dfc1_weight
+    return (
+        dx if need_dx else None,
+        dnorm_weight if need_dnorm_weight else None,
+        dfc1_weight,
+        dfc1_bias if need_dfc1_bias else None,
+    )
 
 
 def exact(

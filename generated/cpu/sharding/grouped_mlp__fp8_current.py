@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:ff3fe8be91bae931
+# checksum sha256:626e3827ec6155ec
 """grouped_mlp__fp8_current on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -30,31 +30,18 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_current_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(3, 4),
-        asked=(4, 32, 27),
+        saved=(3,),
+        asked=(8, 32, 4, 4, 19),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_current_backward_2",
-        schema=(
-            "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, "
-            "Tensor)"
-        ),
-        tensors=("dy", "probs", "h", "da"),
-        flags=4,
-        mutated=0,
-        saved=(2,),
-        asked=(4, 11),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__fp8_current_backward_3",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor dh, int flags, int ways) -> (Tensor, Tensor, "
             "Tensor, Tensor, Tensor)"
@@ -67,7 +54,7 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="grouped_mlp__fp8_current_backward_4",
+        name="grouped_mlp__fp8_current_backward_3",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
             "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
@@ -89,6 +76,26 @@ OPS = (
         mutated=0,
         saved=(3, 4),
         asked=(1, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_current_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
         ways=(),
     ),
 )

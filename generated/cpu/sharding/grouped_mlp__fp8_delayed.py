@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:b86d0d34412d8681
+# checksum sha256:b14ac37cbb81d769
 """grouped_mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -39,40 +39,27 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
+            "probs",
+            "h",
             "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(3, 4, 5),
-        asked=(4, 32, 27),
+        saved=(3, 5),
+        asked=(8, 32, 4, 4, 19),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed_backward_2",
-        schema=(
-            "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, "
-            "Tensor)"
-        ),
-        tensors=("dy", "probs", "h", "da"),
-        flags=4,
-        mutated=0,
-        saved=(2,),
-        asked=(4, 11),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__fp8_delayed_backward_3",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor dh, Tensor(a!) backward_state, int flags, "
             "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -85,7 +72,7 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="grouped_mlp__fp8_delayed_backward_4",
+        name="grouped_mlp__fp8_delayed_backward_3",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
             "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
@@ -108,6 +95,26 @@ OPS = (
         mutated=0,
         saved=(3, 4, 5),
         asked=(1, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:eea15a9b42d7a8ce
+# checksum sha256:ee580c6d5520744f
 """grouped_mlp__fp8_delayed__add_to_main_grad on DTensors: the ways in which its ops may be split
 over ranks.
 
@@ -76,41 +76,43 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_delayed__add_to_main_grad_backward_3",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor dh, Tensor(a!) backward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor dh, Tensor(a!) backward_state, Tensor(b!)? fc1_weight_main_grad, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "dh", "backward_state"),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "dh",
+            "backward_state",
+            "fc1_weight_main_grad",
+        ),
         flags=3,
-        mutated=1,
-        saved=(),
-        asked=(4, 1, 1, 2, 2),
+        mutated=2,
+        saved=(2, 3),
+        asked=(4, 1, 1),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed__add_to_main_grad_backward_4",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, "
-            "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
-            "Tensor(a!)? fc1_weight_main_grad, int flags, int ways) -> Tensor"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
+            "Tensor dh_rowwise, Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
         ),
         tensors=(
             "dy",
             "split_sizes",
             "fc1_weight",
-            "x_columnwise",
-            "x_columnwise_scale",
             "fc1_weight_scale_used",
             "dh_rowwise",
             "dh_rowwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
-            "fc1_weight_main_grad",
         ),
-        flags=2,
-        mutated=1,
-        saved=(3, 4, 5),
-        asked=(1,),
+        flags=1,
+        mutated=0,
+        saved=(3,),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:f0d0470cf7eae058
+# checksum sha256:9d0aec3bcf4e0d0e
 """grouped_mlp__fp8_delayed__cached_weights on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -46,72 +46,79 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_delayed__cached_weights_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
             "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "a_columnwise",
-            "a_columnwise_scale",
+            "probs",
+            "h",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(2, 3),
-        asked=(4, 32, 27),
+        saved=(3,),
+        asked=(8, 32, 4, 4, 19),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed__cached_weights_backward_2",
         schema=(
-            "(Tensor dy, Tensor? probs, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, "
-            "Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor dh, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "probs", "h", "da"),
-        flags=4,
-        mutated=0,
-        saved=(2,),
-        asked=(4, 11),
+        tensors=("dy", "split_sizes", "dh", "backward_state"),
+        flags=3,
+        mutated=1,
+        saved=(),
+        asked=(4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed__cached_weights_backward_3",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor fc1_weight_columnwise, "
-            "Tensor fc1_weight_columnwise_scale, Tensor dh, Tensor(a!) backward_state, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor)"
-        ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "fc1_weight_columnwise",
-            "fc1_weight_columnwise_scale",
-            "dh",
-            "backward_state",
-        ),
-        flags=3,
-        mutated=1,
-        saved=(),
-        asked=(1, 4, 2, 2),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__fp8_delayed__cached_weights_backward_4",
-        schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dh_columnwise, Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
+            "Tensor fc1_weight_columnwise, Tensor fc1_weight_columnwise_scale, Tensor? dh_rowwise, "
+            "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+            "Tensor fc2_weight_columnwise, int flags, int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
             "x_columnwise",
             "x_columnwise_scale",
+            "fc1_weight_columnwise",
+            "fc1_weight_columnwise_scale",
+            "dh_rowwise",
+            "dh_rowwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+            "fc2_weight_columnwise",
+        ),
+        flags=2,
+        mutated=0,
+        saved=(2, 3),
+        asked=(1, 2),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed__cached_weights_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,

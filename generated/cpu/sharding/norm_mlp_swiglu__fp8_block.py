@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:eb1637fd50cea05f
+# checksum sha256:a57709393bd68345
 """norm_mlp_swiglu__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -74,30 +74,9 @@ OPS = (
     Op(
         name="norm_mlp_swiglu__fp8_block_backward_3",
         schema=(
-            "(Tensor dy, Tensor dh, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
-        ),
-        tensors=("dy", "dh"),
-        flags=4,
-        mutated=0,
-        saved=(),
-        asked=(8, 3, 3, 4, 4),
-        ways=(
-            # T, in multiples of 128
-            Way(
-                arguments=(0, 0),
-                results=(PARTIAL, 0, 0, 1, 0),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
-            ),
-        ),
-    ),
-    Op(
-        name="norm_mlp_swiglu__fp8_block_backward_4",
-        schema=(
             "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? fc1_weight, "
-            "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor? dh_rowwise, "
-            "Tensor? dh_rowwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
-            "int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor)"
+            "Tensor? n_columnwise, Tensor? n_columnwise_scale, Tensor dh, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -107,27 +86,18 @@ OPS = (
             "fc1_weight",
             "n_columnwise",
             "n_columnwise_scale",
-            "dh_rowwise",
-            "dh_rowwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
+            "dh",
         ),
-        flags=3,
+        flags=4,
         mutated=0,
         saved=(3, 5, 6),
-        asked=(1, 2, 4),
+        asked=(1, 2, 4, 8),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, 0, WHOLE, 1, 0, 0, 0, 1, 0),
-                results=(0, PARTIAL, PARTIAL),
-                sizes=(
-                    (0, 0, -1, 128),
-                    (1, 0, -1, 128),
-                    (3, 0, None, 128),
-                    (7, 0, 1, 128),
-                    (8, 0, 1, 128),
-                ),
+                arguments=(0, 0, WHOLE, 0, WHOLE, 1, 0, 0),
+                results=(0, PARTIAL, PARTIAL, PARTIAL),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (3, 0, None, 128), (7, 0, -1, 128)),
             ),
         ),
     ),

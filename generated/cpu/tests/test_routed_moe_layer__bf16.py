@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:d0c4c43090d1b077
+# checksum sha256:7bec88e1fe27646f
 """Tests of routed_moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def test_matches_float64(device: str, dtype: torch.dtype) -> None:
                 router_scale=1.0,
                 router_aux_coefficient=0.0,
                 router_z_coefficient=0.0,
+                router_sequences=1,
                 plan_capacity=0,
             )[:4]
         ),
@@ -260,6 +261,7 @@ def test_integers_match_float64(device: str) -> None:
             router_scale=1.0,
             router_aux_coefficient=0.0,
             router_z_coefficient=0.0,
+            router_sequences=1,
             plan_capacity=0,
         )[3:4]
     for one, other in zip(got, expected, strict=True):
@@ -413,6 +415,7 @@ def test_module(device: str) -> None:
                 router_scale=1.0,
                 router_aux_coefficient=0.0,
                 router_z_coefficient=0.0,
+                router_sequences=1,
                 plan_capacity=0,
             )[:4]
         ),

@@ -2,7 +2,7 @@
 // from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:75d0b749ca3d8b94
+// checksum sha256:01eca2f0e2479fa1
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -153,101 +153,15 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>> forward(
 std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> a,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
     bool need_dfc1_weight,
-    bool need_dfc2_weight,
+    bool /*need_dfc2_weight*/,
     bool need_dprobs,
     bool need_dfc1_bias,
     bool /*need_dfc2_bias*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "a", given(a), "dy", dy);
-  check_same_dtype(kCell, "a", given(a), "dy", dy);
-  check_rank(kCell, "a", given(a), 2, true, "[T, F]");
-  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
-  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
-  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = a ? extent(*a, -1) : fc2_weight ? extent(*fc2_weight, -1) : 0;
-  check_size(kCell, "a", given(a), -2, T, "T (tokens)");
-  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
-  check_multiple(kCell, "F (intermediate)", F, 8, "sm_100a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto dy_dense = dense(dy);
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto a_dense = dense(a);
-  const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
-  std::optional<Tensor> da;
-  if (need_da) da = empty({T, F}, io, dy);
-
-  // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-  if (need_da) {
-    check(kCell,
-          gemm_tcgen05_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*b=*/pointer(fc2_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(da),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 2. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_tcgen05_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*b=*/pointer(a_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc2_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  return {dfc2_weight, da};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> h,
-    std::optional<Tensor> da,
-    bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dprobs,
-    bool need_dfc1_bias,
-    bool need_dfc2_bias) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -260,67 +174,73 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "da", given(da), "dy", dy);
-  check_same_dtype(kCell, "da", given(da), "dy", dy);
-  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
+  check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
+  check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = da ? extent(*da, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_100a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
-  const auto da_dense = dense(da);
+  const auto fc2_weight_dense = dense(fc2_weight);
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(2 * T * F), 1, 2},  // da
+  }};
+  const Workspace workspace(lives, dy);
+  void* const da = workspace[0];
 
-  // 1. group_sum: dy, split_sizes -> dfc2_bias
-  if (need_dfc2_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*out=*/writable(dfc2_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-              },
-              stream));
-  }
+  // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
+  check(kCell,
+        gemm_tcgen05_dgrad(io,
+            GemmArguments{
+                /*a=*/pointer(dy_dense),
+                /*b=*/pointer(fc2_weight_dense),
+                /*bias=*/nullptr,
+                /*out=*/writable(da),
+                /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                /*tokens=*/T,
+                /*groups=*/E,
+                /*n=*/H,
+                /*k=*/F,
+                sms,
+            },
+            stream));
   // 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
-                      pointer(probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(dprobs)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  return {dprobs, dfc2_bias, dh};
+  check(kCell,
+        pointwise_scaled_swiglu_backward(io,
+            PointwiseArguments{
+                /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                    pointer(probs_dense)},
+                /*results=*/{writable(dh), writable(dh), writable(dprobs)},
+                /*scalars=*/{},
+                /*rows=*/T,
+                /*columns=*/F,
+            },
+            stream));
+  return {dprobs, dh};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
@@ -425,6 +345,77 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               stream));
   }
   return {dx, dfc1_weight, dfc1_bias};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a,
+    bool need_dfc2_weight,
+    bool need_dfc2_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a", given(a), "dy", dy);
+  check_same_dtype(kCell, "a", given(a), "dy", dy);
+  check_rank(kCell, "a", given(a), 2, true, "[T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a ? extent(*a, -1) : 0;
+  check_size(kCell, "a", given(a), -2, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_100a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_dense = dense(a);
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+
+  // 1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_tcgen05_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dy_dense),
+                  /*b=*/pointer(a_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc2_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T,
+                  /*groups=*/E,
+                  /*n=*/H,
+                  /*k=*/F,
+                  sms,
+              },
+              stream));
+  }
+  // 2. group_sum: dy, split_sizes -> dfc2_bias
+  if (need_dfc2_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dy_dense),
+                  /*out=*/writable(dfc2_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T,
+                  /*groups=*/E,
+                  /*n=*/H,
+              },
+              stream));
+  }
+  return {dfc2_weight, dfc2_bias};
 }
 
 }  // namespace

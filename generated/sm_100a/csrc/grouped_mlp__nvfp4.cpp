@@ -2,7 +2,7 @@
 // from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:3e02a1d720f82f87
+// checksum sha256:271f808f6623fdfe
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -284,13 +284,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+    Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> saved_amaxes,
     Tensor rng_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -304,20 +304,15 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(128 * (T // 128 + E), 32) // 2]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 5, true,
-      "[ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]");
-  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
-  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
-  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -325,21 +320,12 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
-      "align(128 * (T // 128 + E), 32) // 2");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -5, ceildiv(F, 128),
-      "ceildiv(F, 128)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -4, 2 * (T / 128 + E),
-      "2 * (T // 128 + E)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -3, 32, "32");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_100a");
@@ -352,26 +338,45 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto saved_amaxes_dense = dense(saved_amaxes);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
+  const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
+  const Tensor dprobs = need_dprobs
+      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const Tensor da = need_fc2_weight_copies ? empty({T, F}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 12> lives{{
+  const Tensor dy_columnwise = need_dfc2_weight
+      ? empty({H, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
+      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
+  const Tensor dy_columnwise_scale = need_dfc2_weight
+      ? empty({ceildiv(H, 128), 2 * (T / 128 + E), 32, 4, 4}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor dy_columnwise_amax = need_dfc2_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_rowwise = need_dx
+      ? empty({T, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
+      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
+  const Tensor dh_rowwise_scale = need_dx
+      ? empty({T / 128 + E, ceildiv(2 * F, 64), 32, 4, 4}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor dh_rowwise_amax = need_dx
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
+      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({ceildiv(2 * F, 128), 2 * (T / 128 + E), 32, 4, 4}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor dh_columnwise_amax = need_dfc1_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 13> lives{{
       {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
       {need_fc2_weight_copies
           ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(H, 64)) : kUnwanted, 1, 3},
       {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_amax
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * (align(128 * (T / 128 + E), 32) / 2)) : kUnwanted, 1, 4},
-      // dy_columnwise_scale
-      {need_dfc2_weight
-          ? padded(4 * 4 * 32 * ceildiv(H, 128) * 2 * (T / 128 + E)) : kUnwanted, 1, 4},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_amax
       {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
@@ -381,26 +386,33 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
           ? padded(4 * 4 * 32 * E * ceildiv(F, 128) * ceildiv(H, 64)) : kUnwanted, 2, 3},
       {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_amax
       {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 4},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 4, 5},  // dh
+      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 5, 5},  // dh_partial_amax
+      // dh_row_sums
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/5),
+      region(dh_rowwise, /*before=*/5),
+      region(dh_rowwise_scale, /*before=*/5),
+      region(dh_columnwise, /*before=*/5),
+      region(dh_columnwise_scale, /*before=*/5),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
   void* const dy_rowwise_amax = workspace[2];
-  void* const dy_columnwise = workspace[3];
-  void* const dy_columnwise_scale = workspace[4];
-  void* const dy_columnwise_amax = workspace[5];
-  void* const dy_partial_amax = workspace[6];
-  void* const dy_row_sums = workspace[7];
-  void* const fc2_weight_columnwise = workspace[8];
-  void* const fc2_weight_columnwise_scale = workspace[9];
-  void* const fc2_weight_columnwise_amax = workspace[10];
-  void* const fc2_weight_partial_amax = workspace[11];
-  const float* const a_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  void* const dy_partial_amax = workspace[3];
+  void* const dy_row_sums = workspace[4];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const fc2_weight_columnwise_amax = workspace[7];
+  void* const fc2_weight_partial_amax = workspace[8];
+  void* const da = workspace[9];
+  void* const dh = workspace[10];
+  void* const dh_partial_amax = workspace[11];
+  void* const dh_row_sums = workspace[12];
 
   // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
@@ -468,92 +480,69 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
-  //    a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
+  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
-          gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32(io,
-              ScaledGemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(128 * (T / 128 + E), 32) / 2,
-                  /*pitch_b=*/align(128 * (T / 128 + E), 32) / 2,
-                  /*scale_a=*/pointer(dy_columnwise_scale),
-                  /*scale_b=*/pointer(a_columnwise_scale_dense),
-                  /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(a_columnwise_amax),
+          pointwise_scaled_swiglu_backward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                      pointer(probs_dense)},
+                  /*results=*/{writable(dh), writable(dh), writable(dprobs)},
+                  /*scalars=*/{},
+                  /*rows=*/T,
+                  /*columns=*/F,
               },
               stream));
   }
-  return {dfc2_weight, dfc2_bias, da};
+  // 5. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+  //    dh_row_sums
+  if (need_dh_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(dh);
+      arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.quantize.rows = T;
+      arguments.quantize.columns = 2 * F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 128;
+      arguments.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+      arguments.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+      arguments.quantize.rowwise.pitch = align(2 * F, 32) / 2;
+      arguments.rowwise_amax = floats(need_dx ? writable(dh_rowwise_amax) : nullptr);
+      arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+      arguments.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
+      arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 32) / 2;
+      arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
+      arguments.partial_amax = floats(dh_partial_amax);
+      arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+      arguments.quantize.row_sums = floats(dh_row_sums);
+      arguments.rng_state = integers(writable(rng_state));
+      arguments.update = need_dh_copies;
+      check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
+    }
+  }
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax,
+      dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale,
+      dh_columnwise_amax};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> h,
-    Tensor da,
-    bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dprobs,
-    bool need_dfc1_bias) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "da", given(da), "dy", dy);
-  check_same_dtype(kCell, "da", given(da), "dy", dy);
-  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
-  const int64_t T = extent(dy, -2);
-  const int64_t F = extent(da, -1);
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const ScalarType io = dy.scalar_type();
-  const auto probs_dense = dense(probs);
-  const auto h_dense = dense(h);
-  const auto da_dense = dense(da);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dh;
-  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
-
-  // 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  check(kCell,
-        pointwise_scaled_swiglu_backward(io,
-            PointwiseArguments{
-                /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
-                    pointer(probs_dense)},
-                /*results=*/{writable(dh), writable(dh), writable(dprobs)},
-                /*scalars=*/{},
-                /*rows=*/T,
-                /*columns=*/F,
-            },
-            stream));
-  return {dprobs, dh};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_3(
-    Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> fc1_weight,
-    Tensor dh,
-    Tensor rng_state,
+    std::optional<Tensor> saved_amaxes,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
+    std::optional<Tensor> dh_rowwise_amax,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    std::optional<Tensor> dh_columnwise_amax,
     bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dfc1_bias) {
+    bool need_dfc1_weight) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -563,101 +552,122 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_3(
   check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "dh", given(dh), "dy", dy);
-  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
-  check_rank(kCell, "dh", given(dh), 2, true, "[T, 2 * F]");
-  check_device(kCell, "rng_state", given(rng_state), "dy", dy);
-  check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
-  check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
-  check_contiguous(kCell, "rng_state", given(rng_state));
+  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
+  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
+  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(128 * (T // 128 + E), 32) // 2]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
+      "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 32) // 2]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 5, true,
+      "[T // 128 + E, ceildiv(2 * F, 64), 32, 4, 4]");
+  check_device(kCell, "dh_rowwise_amax", given(dh_rowwise_amax), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_amax", given(dh_rowwise_amax), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_amax", given(dh_rowwise_amax), 1, true, "[E]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
+      "[2 * F, align(128 * (T // 128 + E), 32) // 2]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 5, true,
+      "[ceildiv(2 * F, 128), 2 * (T // 128 + E), 32, 4, 4]");
+  check_device(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh, -1) / 2;
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2
+      : dh_columnwise ? extent(*dh_columnwise, -2) / 2 : 0;
   check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "dh", given(dh), -2, T, "T (tokens)");
-  check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_100a");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
+  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+      "align(128 * (T // 128 + E), 32) // 2");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
+      "ceildiv(H, 128)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, 2 * (T / 128 + E),
+      "2 * (T // 128 + E)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 32) / 2,
+      "align(2 * F, 32) // 2");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -5, T / 128 + E, "T // 128 + E");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -4, ceildiv(2 * F, 64),
+      "ceildiv(2 * F, 64)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -3, 32, "32");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, 4, "4");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 4, "4");
+  check_size(kCell, "dh_rowwise_amax", given(dh_rowwise_amax), -1, E, "E (num_groups)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+      "align(128 * (T // 128 + E), 32) // 2");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -5, ceildiv(2 * F, 128),
+      "ceildiv(2 * F, 128)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -4, 2 * (T / 128 + E),
+      "2 * (T // 128 + E)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_100a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
-  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
   const auto fc1_weight_dense = dense(fc1_weight);
-  const auto dh_dense = dense(dh);
-  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(128 * (T / 128 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
-      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
-      ? empty({ceildiv(2 * F, 128), 2 * (T / 128 + E), 32, 4, 4}, ScalarType::Float8_e4m3fn, dy)
-      : empty({0}, ScalarType::Float8_e4m3fn, dy);
-  const Tensor dh_columnwise_amax = need_dfc1_weight
-      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 9> lives{{
-      {need_dx ? padded(T * (align(2 * F, 32) / 2)) : kUnwanted, 1, 3},  // dh_rowwise
-      // dh_rowwise_scale
-      {need_dx ? padded(4 * 4 * 32 * (T / 128 + E) * ceildiv(2 * F, 64)) : kUnwanted, 1, 3},
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 3},  // dh_rowwise_amax
-      {padded(4 * 384 * 2 * E), 1, 1},  // dh_partial_amax
-      {padded(4 * (T / 128 + 2 * E + 1) * 2 * F), 1, 1},  // dh_row_sums
+  const auto saved_amaxes_dense = dense(saved_amaxes);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const auto dh_rowwise_amax_dense = dense(dh_rowwise_amax);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const auto dh_columnwise_amax_dense = dense(dh_columnwise_amax);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const std::array<Lifetime, 4> lives{{
       // fc1_weight_columnwise
-      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 2, 3},
+      {need_dx ? padded(E * H * (align(2 * F, 32) / 2)) : kUnwanted, 1, 2},
       // fc1_weight_columnwise_scale
-      {need_dx ? padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 64)) : kUnwanted, 2, 3},
-      {need_dx ? padded(4 * E) : kUnwanted, 2, 3},  // fc1_weight_columnwise_amax
-      {need_dx ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc1_weight_partial_amax
+      {need_dx ? padded(4 * 4 * 32 * E * ceildiv(H, 128) * ceildiv(2 * F, 64)) : kUnwanted, 1, 2},
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 2},  // fc1_weight_columnwise_amax
+      {need_dx ? padded(4 * 384 * E) : kUnwanted, 1, 1},  // fc1_weight_partial_amax
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
+      region(dfc1_weight, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dh_rowwise = workspace[0];
-  void* const dh_rowwise_scale = workspace[1];
-  void* const dh_rowwise_amax = workspace[2];
-  void* const dh_partial_amax = workspace[3];
-  void* const dh_row_sums = workspace[4];
-  void* const fc1_weight_columnwise = workspace[5];
-  void* const fc1_weight_columnwise_scale = workspace[6];
-  void* const fc1_weight_columnwise_amax = workspace[7];
-  void* const fc1_weight_partial_amax = workspace[8];
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const fc1_weight_columnwise_amax = workspace[2];
+  void* const fc1_weight_partial_amax = workspace[3];
+  const float* const x_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
-  // 1. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
-  //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
-  //    dh_row_sums
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(dh_dense);
-    arguments.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.quantize.rows = T;
-    arguments.quantize.columns = 2 * F;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 128;
-    arguments.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-    arguments.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-    arguments.quantize.rowwise.pitch = align(2 * F, 32) / 2;
-    arguments.rowwise_amax = floats(need_dx ? writable(dh_rowwise_amax) : nullptr);
-    arguments.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-    arguments.quantize.columnwise.scale = need_dfc1_weight
-        ? writable(dh_columnwise_scale) : nullptr;
-    arguments.quantize.columnwise.pitch = align(128 * (T / 128 + E), 32) / 2;
-    arguments.columnwise_amax = floats(need_dfc1_weight ? writable(dh_columnwise_amax) : nullptr);
-    arguments.partial_amax = floats(dh_partial_amax);
-    arguments.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-    arguments.quantize.row_sums = floats(dh_row_sums);
-    arguments.rng_state = integers(writable(rng_state));
-    arguments.update = true;
-    check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard_atoms(io, arguments, stream));
-  }
-  // 2. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
   //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
   if (need_dx) {
     {
@@ -676,95 +686,113 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_3(
       check(kCell, quantize_e2m1_nv_16x16_atoms(io, arguments, stream));
     }
   }
-  // 3. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+  // 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
   if (need_dx) {
     check(kCell,
           gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32(io,
               ScaledGemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
+                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx),
                       /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
                       /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
                   /*pitch_a=*/align(2 * F, 32) / 2,
                   /*pitch_b=*/align(2 * F, 32) / 2,
-                  /*scale_a=*/pointer(dh_rowwise_scale),
+                  /*scale_a=*/pointer(dh_rowwise_scale_dense),
                   /*scale_b=*/pointer(fc1_weight_columnwise_scale),
-                  /*amax_a=*/floats(pointer(dh_rowwise_amax)),
+                  /*amax_a=*/floats(pointer(dh_rowwise_amax_dense)),
                   /*amax_b=*/floats(pointer(fc1_weight_columnwise_amax)),
               },
               stream));
   }
-  return {dx, dfc1_bias, dh_columnwise, dh_columnwise_scale, dh_columnwise_amax};
+  // 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+  //    x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32(io,
+              ScaledGemmArguments{
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(128 * (T / 128 + E), 32) / 2,
+                  /*pitch_b=*/align(128 * (T / 128 + E), 32) / 2,
+                  /*scale_a=*/pointer(dh_columnwise_scale_dense),
+                  /*scale_b=*/pointer(x_columnwise_scale_dense),
+                  /*amax_a=*/floats(pointer(dh_columnwise_amax_dense)),
+                  /*amax_b=*/floats(x_columnwise_amax),
+              },
+              stream));
+  }
+  return {dx, dfc1_weight};
 }
 
-Tensor backward_4(
+Tensor backward_3(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
     std::optional<Tensor> saved_amaxes,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dh_columnwise,
-    Tensor dh_columnwise_scale,
-    Tensor dh_columnwise_amax,
-    bool /*need_dfc1_weight*/) {
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    Tensor dy_columnwise_amax,
+    bool /*need_dfc2_weight*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(128 * (T // 128 + E), 32) // 2]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 5, true,
+      "[ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]");
   check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
   check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
   check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
       "[H, align(128 * (T // 128 + E), 32) // 2]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 5, true,
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 5, true,
       "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]");
-  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
-  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(128 * (T // 128 + E), 32) // 2]");
-  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 5, true,
-      "[ceildiv(2 * F, 128), 2 * (T // 128 + E), 32, 4, 4]");
-  check_device(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), ScalarType::Float);
-  check_rank(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), 1, true, "[E]");
+  check_device(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+      "align(128 * (T // 128 + E), 32) // 2");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -5, ceildiv(F, 128),
+      "ceildiv(F, 128)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -4, 2 * (T / 128 + E),
+      "2 * (T // 128 + E)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 4, "4");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
       "align(128 * (T // 128 + E), 32) // 2");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -5, ceildiv(H, 128),
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -5, ceildiv(H, 128),
       "ceildiv(H, 128)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -4, 2 * (T / 128 + E),
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -4, 2 * (T / 128 + E),
       "2 * (T // 128 + E)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -3, 32, "32");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(128 * (T / 128 + E), 32) / 2,
-      "align(128 * (T // 128 + E), 32) // 2");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -5, ceildiv(2 * F, 128),
-      "ceildiv(2 * F, 128)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -4, 2 * (T / 128 + E),
-      "2 * (T // 128 + E)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -3, 32, "32");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, 4, "4");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 4, "4");
-  check_size(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), -1, E, "E (num_groups)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_100a");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -3, 32, "32");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, 4, "4");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, 4, "4");
+  check_size(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_100a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_100a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -772,34 +800,34 @@ Tensor backward_4(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const auto saved_amaxes_dense = dense(saved_amaxes);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dh_columnwise_dense = dense(dh_columnwise);
-  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const auto dh_columnwise_amax_dense = dense(dh_columnwise_amax);
-  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
-  const float* const x_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const auto dy_columnwise_amax_dense = dense(dy_columnwise_amax);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+  const float* const a_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
 
-  // 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
-  //    x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
+  // 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
+  //    a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
   check(kCell,
         gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32(io,
             ScaledGemmArguments{
-                {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
-                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                {/*a=*/pointer(dy_columnwise_dense), /*b=*/pointer(a_columnwise_dense),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
                     /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(128 * (T / 128 + E), 32) / 2,
                 /*pitch_b=*/align(128 * (T / 128 + E), 32) / 2,
-                /*scale_a=*/pointer(dh_columnwise_scale_dense),
-                /*scale_b=*/pointer(x_columnwise_scale_dense),
-                /*amax_a=*/floats(pointer(dh_columnwise_amax_dense)),
-                /*amax_b=*/floats(x_columnwise_amax),
+                /*scale_a=*/pointer(dy_columnwise_scale_dense),
+                /*scale_b=*/pointer(a_columnwise_scale_dense),
+                /*amax_a=*/floats(pointer(dy_columnwise_amax_dense)),
+                /*amax_b=*/floats(a_columnwise_amax),
             },
             stream));
-  return dfc1_weight;
+  return dfc2_weight;
 }
 
 }  // namespace
@@ -809,5 +837,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_100a, CUDA, m) {
   m.impl("grouped_mlp__nvfp4_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__nvfp4_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__nvfp4_backward_3", TORCH_BOX(&backward_3));
-  m.impl("grouped_mlp__nvfp4_backward_4", TORCH_BOX(&backward_4));
 }

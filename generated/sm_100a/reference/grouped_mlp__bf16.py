@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:6df9584e57f7ffed
+# checksum sha256:0b7f5299a4a17b68
 """grouped_mlp__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -126,63 +126,11 @@ def forward(
 def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
-    a: Tensor | None,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "a", a, "dy", dy)
-    checks.same_dtype(CELL, "a", a, "dy", dy)
-    checks.rank(CELL, "a", a, 2, "[T, F]")
-    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
-    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = a.shape[-1] if a is not None else fc2_weight.shape[-1] if fc2_weight is not None else 0
-    checks.size(CELL, "a", a, -2, T, "T (tokens)")
-    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
-    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
-
-
-def backward_1(
-    dy: Tensor,
-    split_sizes: Tensor,
-    a: steps.IfAsked,
-    fc2_weight: steps.IfAsked,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-    need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_1 program, step by step."""
-    dfc2_weight = da = steps.ABSENT
-    # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
-    # 2. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dy, a, split_sizes)
-    return dfc2_weight, da
-
-
-def check_backward_2(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor | None,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -194,54 +142,55 @@ def check_backward_2(
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "da", da, "dy", dy)
-    checks.same_dtype(CELL, "da", da, "dy", dy)
-    checks.rank(CELL, "da", da, 2, "[T, F]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = da.shape[-1] if da is not None else h.shape[-1] // 2 if h is not None else 0
+    E = split_sizes.shape[-1]
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "da", da, -2, T, "T (tokens)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
 
 
-def backward_2(
+def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
     h: steps.IfAsked,
-    da: steps.IfAsked,
+    fc2_weight: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
+    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dprobs = dfc2_bias = dh = steps.ABSENT
-    # 1. group_sum: dy, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_1 program, step by step."""
+    dprobs = dh = steps.ABSENT
+    # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
+    da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
     # 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias:
-        dh, dprobs = _act_backward(da, h, probs)
+    dh, dprobs = _act_backward(da, h, probs)
     return (
         dprobs if need_dprobs else None,
-        dfc2_bias,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
     )
 
 
-def check_backward_3(
+def check_backward_2(
     dy: Tensor,
     x: Tensor | None,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
     dh: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "x", x, "dy", dy)
@@ -271,7 +220,7 @@ def check_backward_3(
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
 
 
-def backward_3(
+def backward_2(
     dy: Tensor,
     x: steps.IfAsked,
     split_sizes: Tensor,
@@ -281,7 +230,7 @@ def backward_3(
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
+    """The backward_2 program, step by step."""
     dx = dfc1_weight = dfc1_bias = steps.ABSENT
     # 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
     if need_dx:
@@ -293,3 +242,43 @@ def backward_3(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     return dx, dfc1_weight, dfc1_bias
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a", a, "dy", dy)
+    checks.same_dtype(CELL, "a", a, "dy", dy)
+    checks.rank(CELL, "a", a, 2, "[T, F]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    checks.size(CELL, "a", a, -2, T, "T (tokens)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: steps.IfAsked,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dfc2_weight = dfc2_bias = steps.ABSENT
+    # 1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dy, a, split_sizes)
+    # 2. group_sum: dy, split_sizes -> dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
+    return dfc2_weight, dfc2_bias

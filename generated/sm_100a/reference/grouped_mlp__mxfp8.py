@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5778451c6070b1c5
+# checksum sha256:02d6c4cd3ed17326
 """grouped_mlp__mxfp8 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -196,9 +196,9 @@ def forward(
 def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -206,34 +206,24 @@ def check_backward_1(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[T, align(F, 16)]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e8m0fnu)
-    checks.rank(
-        CELL,
-        "a_columnwise_scale",
-        a_columnwise_scale,
-        5,
-        "[ceildiv(F, 128), T // 128 + E, 32, 4, 4]",
-    )
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1]
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(CELL, "a_columnwise", a_columnwise, -2, T, "T (tokens)")
-    checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-F // 16) * 16, "align(F, 16)")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -5, -(-F // 128), "ceildiv(F, 128)")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -4, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -3, 32, "32")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, 4, "4")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 4, "4")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
 
@@ -241,20 +231,30 @@ def check_backward_1(
 def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
     fc2_weight: Tensor,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    F = fc2_weight.shape[-1]
+    dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
     #    dy_columnwise_scale, dfc2_bias, dy_row_sums
@@ -280,69 +280,10 @@ def backward_1(
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes, fc2_weight -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
-
-
-def check_backward_2(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "da", da, "dy", dy)
-    checks.same_dtype(CELL, "da", da, "dy", dy)
-    checks.rank(CELL, "da", da, 2, "[T, F]")
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "da", da, -2, T, "T (tokens)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
-
-
-def backward_2(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: steps.IfAsked,
-    h: steps.IfAsked,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    """The backward_2 program, step by step."""
-    dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
-    # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    dh, dprobs = _act_backward(da, h, probs)
-    # 2. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
+        dh, dprobs = _act_backward(da, h, probs)
+    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -353,12 +294,15 @@ def backward_2(
             group_sizes=split_sizes,
             layout=LAYOUT,
         )
-    # 2. dfc1_bias
+    # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     return (
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
+        dfc2_bias if need_dfc2_bias else None,
+        dy_columnwise_copy.data if need_dfc2_weight else None,
+        dy_columnwise_copy.scale if need_dfc2_weight else None,
         dh_rowwise_copy.data if need_dx else None,
         dh_rowwise_copy.scale if need_dx else None,
         dh_columnwise_copy.data if need_dfc1_weight else None,
@@ -366,14 +310,19 @@ def backward_2(
     )
 
 
-def check_backward_3(
+def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    fc2_weight: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -382,81 +331,6 @@ def check_backward_3(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
-    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float8_e8m0fnu)
-    checks.rank(
-        CELL,
-        "dh_rowwise_scale",
-        dh_rowwise_scale,
-        5,
-        "[T // 128 + E, ceildiv(2 * F, 128), 32, 4, 4]",
-    )
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -5, T // 128 + E, "T // 128 + E")
-    checks.size(
-        CELL, "dh_rowwise_scale", dh_rowwise_scale, -4, -(-(2 * F) // 128), "ceildiv(2 * F, 128)"
-    )
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -3, 32, "32")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, 4, "4")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 4, "4")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
-
-
-def backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    fc1_weight: steps.IfAsked,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
-    need_dx: bool,
-) -> Tensor:
-    """The backward_3 program, step by step."""
-    T = dy.shape[-2]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-    _, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-    )
-    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale, split_sizes -> dx
-    dx = quantized.grouped_gemm_dgrad(
-        quantized.Operand(
-            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
-        ),
-        fc1_weight_columnwise_copy,
-        split_sizes,
-        dtype=dy.dtype,
-    )
-    return dx
-
-
-def check_backward_4(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    fc2_weight: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_4 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
     checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[T, align(H, 16)]")
@@ -468,6 +342,18 @@ def check_backward_4(
         x_columnwise_scale,
         5,
         "[ceildiv(H, 128), T // 128 + E, 32, 4, 4]",
+    )
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float8_e8m0fnu)
+    checks.rank(
+        CELL,
+        "dh_rowwise_scale",
+        dh_rowwise_scale,
+        5,
+        "[T // 128 + E, ceildiv(2 * F, 128), 32, 4, 4]",
     )
     checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
     checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
@@ -488,6 +374,9 @@ def check_backward_4(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1]
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, T, "T (tokens)")
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-H // 16) * 16, "align(H, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -5, -(-H // 128), "ceildiv(H, 128)")
@@ -495,6 +384,15 @@ def check_backward_4(
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -3, 32, "32")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, 4, "4")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 4, "4")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -5, T // 128 + E, "T // 128 + E")
+    checks.size(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, -4, -(-(2 * F) // 128), "ceildiv(2 * F, 128)"
+    )
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -3, 32, "32")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, 4, "4")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 4, "4")
     checks.size(CELL, "dh_columnwise", dh_columnwise, -2, T, "T (tokens)")
     checks.size(
         CELL, "dh_columnwise", dh_columnwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)"
@@ -513,42 +411,166 @@ def check_backward_4(
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 4, "4")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
 
 
-def backward_4(
+def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
     fc2_weight: Tensor,
+    need_dx: bool,
     need_dfc1_weight: bool,
-) -> Tensor:
-    """The backward_4 program, step by step."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1]
-    # 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            quantized.Operand(
+                dh_rowwise,
+                dh_rowwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=False,
+                layout=LAYOUT,
+            ),
+            fc1_weight_columnwise_copy,
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
     #    split_sizes -> dfc1_weight
-    dfc1_weight = quantized.grouped_gemm_wgrad(
+    if need_dfc1_weight:
+        dfc1_weight = quantized.grouped_gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    return dx, dfc1_weight
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc2_weight: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
+    checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[T, align(F, 16)]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e8m0fnu)
+    checks.rank(
+        CELL,
+        "a_columnwise_scale",
+        a_columnwise_scale,
+        5,
+        "[ceildiv(F, 128), T // 128 + E, 32, 4, 4]",
+    )
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[T, align(H, 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float8_e8m0fnu)
+    checks.rank(
+        CELL,
+        "dy_columnwise_scale",
+        dy_columnwise_scale,
+        5,
+        "[ceildiv(H, 128), T // 128 + E, 32, 4, 4]",
+    )
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = fc2_weight.shape[-1]
+    checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
+    checks.size(CELL, "a_columnwise", a_columnwise, -2, T, "T (tokens)")
+    checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-F // 16) * 16, "align(F, 16)")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -5, -(-F // 128), "ceildiv(F, 128)")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -4, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -3, 32, "32")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, 4, "4")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 4, "4")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -1, -(-H // 16) * 16, "align(H, 16)")
+    checks.size(
+        CELL, "dy_columnwise_scale", dy_columnwise_scale, -5, -(-H // 128), "ceildiv(H, 128)"
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -4, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -3, 32, "32")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -2, 4, "4")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, 4, "4")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    fc2_weight: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = fc2_weight.shape[-1]
+    # 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes, fc2_weight -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
         quantized.Operand(
-            dh_columnwise,
-            dh_columnwise_scale,
-            GRAD_OUTPUT,
-            (T, 2 * F),
-            columnwise=True,
-            layout=LAYOUT,
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
         ),
         quantized.Operand(
-            x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
         ),
         split_sizes,
         dtype=dy.dtype,
     )
-    return dfc1_weight
+    return dfc2_weight
 
 
 def exact(

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:8e4aeb4a4a8d3c2d
+# checksum sha256:7274db90d6799a07
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -207,10 +207,9 @@ def forward(
 def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
@@ -219,24 +218,15 @@ def check_backward_1(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float4_e2m1fn_x2)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(128 * (T // 128 + E), 32) // 2]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e4m3fn)
-    checks.rank(
-        CELL,
-        "a_columnwise_scale",
-        a_columnwise_scale,
-        5,
-        "[ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]",
-    )
-    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
-    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
-    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -244,32 +234,12 @@ def check_backward_1(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(128 * (T // 128 + E)) // 32) * 32 // 2,
-        "align(128 * (T // 128 + E), 32) // 2",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -5, -(-F // 128), "ceildiv(F, 128)")
-    checks.size(
-        CELL, "a_columnwise_scale", a_columnwise_scale, -4, 2 * (T // 128 + E), "2 * (T // 128 + E)"
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -3, 32, "32")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, 4, "4")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 4, "4")
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
@@ -278,10 +248,9 @@ def check_backward_1(
 def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
-    saved_amaxes: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -289,19 +258,27 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
     #    dy_row_sums
@@ -331,158 +308,42 @@ def backward_1(
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
-    #    a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise,
-                a_columnwise_scale,
-                INPUT,
-                (T, F),
-                amax=a_columnwise_amax,
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    return (
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
-        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        da if need_fc2_weight_copies else dy.new_empty(0),
-        rng_state,
-    )
-
-
-def check_backward_2(
-    dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "da", da, "dy", dy)
-    checks.same_dtype(CELL, "da", da, "dy", dy)
-    checks.rank(CELL, "da", da, 2, "[T, F]")
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "da", da, -2, T, "T (tokens)")
-
-
-def backward_2(
-    dy: Tensor,
-    probs: steps.IfAsked,
-    h: steps.IfAsked,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dprobs = dh = steps.ABSENT
-    # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    dh, dprobs = _act_backward(da, h, probs)
-    return (
-        dprobs if need_dprobs else None,
-        dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
-    )
-
-
-def check_backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    fc1_weight: Tensor | None,
-    dh: Tensor,
-    rng_state: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "dh", dh, "dy", dy)
-    checks.same_dtype(CELL, "dh", dh, "dy", dy)
-    checks.rank(CELL, "dh", dh, 2, "[T, 2 * F]")
-    checks.device(CELL, "rng_state", rng_state, "dy", dy)
-    checks.dtype(CELL, "rng_state", rng_state, torch.int64)
-    checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
-    checks.contiguous(CELL, "rng_state", rng_state)
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh.shape[-1] // 2
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "dh", dh, -2, T, "T (tokens)")
-    checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-    checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
-
-
-def backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    fc1_weight: steps.IfAsked,
-    dh: Tensor,
-    rng_state: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward_3 program, step by step."""
-    dx = dfc1_bias = _ = fc1_weight_columnwise_copy = steps.ABSENT
-    # 1. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
+        dh, dprobs = _act_backward(da, h, probs)
+    # 5. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
     #    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
     #    dh_row_sums
-    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-        dh,
-        GRAD_OUTPUT,
-        rowwise=need_dx,
-        columnwise=need_dfc1_weight,
-        group_sizes=split_sizes,
-        rng_state=rng_state,
-        layout=LAYOUT,
-    )
-    # 1. dfc1_bias
+    if need_dh_copies:
+        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+            dh,
+            GRAD_OUTPUT,
+            rowwise=need_dx,
+            columnwise=need_dfc1_weight,
+            group_sizes=split_sizes,
+            rng_state=rng_state,
+            layout=LAYOUT,
+        )
+    # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 1. state after it: rng_state
-    rng_state = quantized.advance(rng_state)
-    # 2. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
-    #    fc1_weight_columnwise_amax, fc1_weight_partial_amax
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
+    # 5. state after it: rng_state
+    if need_dh_copies:
+        rng_state = quantized.advance(rng_state)
     return (
-        dx if need_dx else dy.new_empty(0),
+        dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
+        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dy_columnwise_copy.data
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
+        dy_columnwise_copy.scale
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        dy_columnwise_copy.amax if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
+        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
+        dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        dh_rowwise_copy.amax if need_dx else dy.new_empty(0, dtype=torch.float32),
         dh_columnwise_copy.data
         if need_dfc1_weight
         else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
@@ -494,22 +355,29 @@ def backward_3(
     )
 
 
-def check_backward_4(
+def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
+    fc1_weight: Tensor | None,
     saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_rowwise_amax: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dh_columnwise_amax: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
     checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
     checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
@@ -525,6 +393,21 @@ def check_backward_4(
         5,
         "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]",
     )
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 32) // 2]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float8_e4m3fn)
+    checks.rank(
+        CELL,
+        "dh_rowwise_scale",
+        dh_rowwise_scale,
+        5,
+        "[T // 128 + E, ceildiv(2 * F, 64), 32, 4, 4]",
+    )
+    checks.device(CELL, "dh_rowwise_amax", dh_rowwise_amax, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_amax", dh_rowwise_amax, torch.float32)
+    checks.rank(CELL, "dh_rowwise_amax", dh_rowwise_amax, 1, "[E]")
     checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
     checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float4_e2m1fn_x2)
     checks.rank(
@@ -545,7 +428,16 @@ def check_backward_4(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
@@ -564,6 +456,18 @@ def check_backward_4(
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -3, 32, "32")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, 4, "4")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 4, "4")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(
+        CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 32) * 32 // 2, "align(2 * F, 32) // 2"
+    )
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -5, T // 128 + E, "T // 128 + E")
+    checks.size(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, -4, -(-(2 * F) // 64), "ceildiv(2 * F, 64)"
+    )
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -3, 32, "32")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, 4, "4")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 4, "4")
+    checks.size(CELL, "dh_rowwise_amax", dh_rowwise_amax, -1, E, "E (num_groups)")
     checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
     checks.size(
         CELL,
@@ -593,51 +497,227 @@ def check_backward_4(
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, 4, "4")
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 4, "4")
     checks.size(CELL, "dh_columnwise_amax", dh_columnwise_amax, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_100a")
 
 
-def backward_4(
+def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
     saved_amaxes: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
+    dh_rowwise_amax: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    dh_columnwise_amax: steps.IfAsked,
+    need_dx: bool,
     need_dfc1_weight: bool,
-) -> Tensor:
-    """The backward_4 program, step by step."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
     x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
-    # 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
+    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
+    #    fc1_weight_columnwise_amax, fc1_weight_partial_amax
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, fc1_weight_columnwise_amax, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            quantized.Operand(
+                dh_rowwise,
+                dh_rowwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                amax=dh_rowwise_amax,
+                columnwise=False,
+                layout=LAYOUT,
+            ),
+            fc1_weight_columnwise_copy,
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, x_columnwise,
     #    x_columnwise_scale, x_columnwise_amax, split_sizes -> dfc1_weight
-    dfc1_weight = quantized.grouped_gemm_wgrad(
+    if need_dfc1_weight:
+        dfc1_weight = quantized.grouped_gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                amax=dh_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise,
+                x_columnwise_scale,
+                INPUT,
+                (T, H),
+                amax=x_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    return dx, dfc1_weight
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    saved_amaxes: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    dy_columnwise_amax: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(128 * (T // 128 + E), 32) // 2]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(
+        CELL,
+        "a_columnwise_scale",
+        a_columnwise_scale,
+        5,
+        "[ceildiv(F, 128), 2 * (T // 128 + E), 32, 4, 4]",
+    )
+    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
+    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
+    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(
+        CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(128 * (T // 128 + E), 32) // 2]"
+    )
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(
+        CELL,
+        "dy_columnwise_scale",
+        dy_columnwise_scale,
+        5,
+        "[ceildiv(H, 128), 2 * (T // 128 + E), 32, 4, 4]",
+    )
+    checks.device(CELL, "dy_columnwise_amax", dy_columnwise_amax, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_amax", dy_columnwise_amax, torch.float32)
+    checks.rank(CELL, "dy_columnwise_amax", dy_columnwise_amax, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(128 * (T // 128 + E)) // 32) * 32 // 2,
+        "align(128 * (T // 128 + E), 32) // 2",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -5, -(-F // 128), "ceildiv(F, 128)")
+    checks.size(
+        CELL, "a_columnwise_scale", a_columnwise_scale, -4, 2 * (T // 128 + E), "2 * (T // 128 + E)"
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -3, 32, "32")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, 4, "4")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 4, "4")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
+    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(128 * (T // 128 + E)) // 32) * 32 // 2,
+        "align(128 * (T // 128 + E), 32) // 2",
+    )
+    checks.size(
+        CELL, "dy_columnwise_scale", dy_columnwise_scale, -5, -(-H // 128), "ceildiv(H, 128)"
+    )
+    checks.size(
+        CELL,
+        "dy_columnwise_scale",
+        dy_columnwise_scale,
+        -4,
+        2 * (T // 128 + E),
+        "2 * (T // 128 + E)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -3, 32, "32")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -2, 4, "4")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, 4, "4")
+    checks.size(CELL, "dy_columnwise_amax", dy_columnwise_amax, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_100a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_100a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    saved_amaxes: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    dy_columnwise_amax: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
+    # 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, a_columnwise,
+    #    a_columnwise_scale, a_columnwise_amax, split_sizes -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
         quantized.Operand(
-            dh_columnwise,
-            dh_columnwise_scale,
+            dy_columnwise,
+            dy_columnwise_scale,
             GRAD_OUTPUT,
-            (T, 2 * F),
-            amax=dh_columnwise_amax,
+            (T, H),
+            amax=dy_columnwise_amax,
             columnwise=True,
             layout=LAYOUT,
         ),
         quantized.Operand(
-            x_columnwise,
-            x_columnwise_scale,
+            a_columnwise,
+            a_columnwise_scale,
             INPUT,
-            (T, H),
-            amax=x_columnwise_amax,
+            (T, F),
+            amax=a_columnwise_amax,
             columnwise=True,
             layout=LAYOUT,
         ),
         split_sizes,
         dtype=dy.dtype,
     )
-    return dfc1_weight
+    return dfc2_weight
 
 
 def exact(

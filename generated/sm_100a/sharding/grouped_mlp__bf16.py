@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:0bf82f95effde201
+# checksum sha256:97a988cdd950e7d9
 """grouped_mlp__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -37,31 +37,18 @@ OPS = (
     Op(
         name="grouped_mlp__bf16_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? a, Tensor? fc2_weight, int flags, "
-            "int ways) -> (Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
+            "int flags, int ways) -> (Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "a", "fc2_weight"),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(2,),
-        asked=(4, 27),
+        saved=(3,),
+        asked=(8, 19),
         ways=(),
     ),
     Op(
         name="grouped_mlp__bf16_backward_2",
-        schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? da, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor)"
-        ),
-        tensors=("dy", "split_sizes", "probs", "h", "da"),
-        flags=5,
-        mutated=0,
-        saved=(3,),
-        asked=(4, 16, 11),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__bf16_backward_3",
         schema=(
             "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor? fc1_weight, Tensor dh, int flags, "
             "int ways) -> (Tensor, Tensor, Tensor)"
@@ -71,6 +58,18 @@ OPS = (
         mutated=0,
         saved=(),
         asked=(1, 2, 4),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16_backward_3",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a, int flags, int ways) -> (Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "a"),
+        flags=2,
+        mutated=0,
+        saved=(2,),
+        asked=(1, 2),
         ways=(),
     ),
 )

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:dbfdf74dbf236d28
+# checksum sha256:32e4ea1ee450e6f8
 """grouped_mlp__mxfp8 on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -39,61 +39,62 @@ OPS = (
     Op(
         name="grouped_mlp__mxfp8_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor fc2_weight, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(3, 4),
-        asked=(4, 32, 27),
+        saved=(3,),
+        asked=(8, 16, 32, 4, 4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
         name="grouped_mlp__mxfp8_backward_2",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
+            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor fc2_weight, int flags, "
+            "int ways) -> (Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "probs", "h", "da"),
-        flags=4,
+        tensors=(
+            "dy",
+            "split_sizes",
+            "fc1_weight",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "dh_rowwise",
+            "dh_rowwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+            "fc2_weight",
+        ),
+        flags=2,
         mutated=0,
-        saved=(3,),
-        asked=(4, 8, 1, 1, 2, 2),
+        saved=(3, 4),
+        asked=(1, 2),
         ways=(),
     ),
     Op(
         name="grouped_mlp__mxfp8_backward_3",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
-            "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
-        ),
-        tensors=("dy", "split_sizes", "fc1_weight", "dh_rowwise", "dh_rowwise_scale"),
-        flags=1,
-        mutated=0,
-        saved=(),
-        asked=(0,),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__mxfp8_backward_4",
-        schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dh_columnwise, Tensor dh_columnwise_scale, Tensor fc2_weight, int flags, "
-            "int ways) -> Tensor"
+            "(Tensor dy, Tensor split_sizes, Tensor fc2_weight, Tensor? a_columnwise, "
+            "Tensor? a_columnwise_scale, Tensor dy_columnwise, Tensor dy_columnwise_scale, "
+            "int flags, int ways) -> Tensor"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
             "fc2_weight",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,
-        saved=(2, 3),
+        saved=(3, 4),
         asked=(0,),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:29dc4afc6258af50
+// checksum sha256:22d4e844d691e7c4
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -230,23 +230,23 @@ std::tuple<Tensor, Tensor> backward(
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 12> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4 * T * ceildiv(N, 128)) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dweight ? padded(4 * (T / 128 + E) * N) : kUnwanted, 1, 6},  // dy_columnwise_scale
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 7},  // dy_rowwise
+      {need_dx ? padded(4 * T * ceildiv(N, 128)) : kUnwanted, 1, 7},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dweight ? padded(4 * (T / 128 + E) * N) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
-      // weight_columnwise_scale
-      {need_dx ? padded(4 * E * ceildiv(N, 128) * ceildiv(K, 128)) : kUnwanted, 2, 4},
-      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
       // dy_columnwise_decoded
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
-      {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
-      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 2, 4},
+      {need_dweight ? padded(8 * E) : kUnwanted, 2, 4},  // dy_padded_sizes
+      {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 3, 4},  // x_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 5, 6},  // weight_columnwise
+      // weight_columnwise_scale
+      {need_dx ? padded(4 * E * ceildiv(N, 128) * ceildiv(K, 128)) : kUnwanted, 5, 6},
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 6, 8},  // weight_columnwise_decoded
+      {need_dx ? padded(2 * T * N) : kUnwanted, 7, 8},  // dy_rowwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
+      region(dx, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -254,13 +254,13 @@ std::tuple<Tensor, Tensor> backward(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const weight_columnwise = workspace[5];
-  void* const weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const weight_columnwise_decoded = workspace[8];
-  void* const dy_columnwise_decoded = workspace[9];
-  void* const dy_padded_sizes = workspace[10];
-  void* const x_columnwise_decoded = workspace[11];
+  void* const dy_columnwise_decoded = workspace[5];
+  void* const dy_padded_sizes = workspace[6];
+  void* const x_columnwise_decoded = workspace[7];
+  void* const weight_columnwise = workspace[8];
+  void* const weight_columnwise_scale = workspace[9];
+  void* const weight_columnwise_decoded = workspace[10];
+  void* const dy_rowwise_decoded = workspace[11];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dbias, dy_row_sums
@@ -283,74 +283,7 @@ std::tuple<Tensor, Tensor> backward(
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = N;
-      arguments.quantize.columns = K;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.columnwise.data = writable(weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(N, 16);
-      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_rowwise);
-      arguments.scale = pointer(dy_rowwise_scale);
-      arguments.output = writable(dy_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = N;
-      arguments.pitch = align(N, 16);
-      arguments.scale_line = ceildiv(N, 128);
-      arguments.scale_block = 1;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise);
-      arguments.scale = pointer(weight_columnwise_scale);
-      arguments.output = writable(weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = K;
-      arguments.length = N;
-      arguments.pitch = align(N, 16);
-      arguments.scale_matrix = ceildiv(N, 128) * ceildiv(K, 128);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(K, 128);
-      arguments.lines_per_scale = 128;
-      check(kCell,
-          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
-  if (need_dx) {
-    check(kCell,
-          gemm_decoded_mma_dgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 2. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dweight) {
     {
@@ -369,7 +302,7 @@ std::tuple<Tensor, Tensor> backward(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 3. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dweight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -386,7 +319,7 @@ std::tuple<Tensor, Tensor> backward(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, weight_main_grad,
+  // 4. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, weight_main_grad,
   //    dy_padded_sizes -> weight_main_grad
   if (need_dweight) {
     check(kCell,
@@ -396,6 +329,73 @@ std::tuple<Tensor, Tensor> backward(
                       /*bias=*/nullptr, /*out=*/writable(weight_main_grad),
                       /*group_sizes=*/integers(pointer(dy_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+              },
+              stream));
+  }
+  // 5. quantize: weight -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 6. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(weight_columnwise);
+      arguments.scale = pointer(weight_columnwise_scale);
+      arguments.output = writable(weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = K;
+      arguments.length = N;
+      arguments.pitch = align(N, 16);
+      arguments.scale_matrix = ceildiv(N, 128) * ceildiv(K, 128);
+      arguments.scale_line = 1;
+      arguments.scale_block = ceildiv(K, 128);
+      arguments.lines_per_scale = 128;
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 7. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_rowwise);
+      arguments.scale = pointer(dy_rowwise_scale);
+      arguments.output = writable(dy_rowwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = T;
+      arguments.length = N;
+      arguments.pitch = align(N, 16);
+      arguments.scale_line = ceildiv(N, 128);
+      arguments.scale_block = 1;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 8. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
+  if (need_dx) {
+    check(kCell,
+          gemm_decoded_mma_dgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:083b3d9981200ca3
+// checksum sha256:b8580283773f1900
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -266,34 +266,35 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dweight = need_dweight ? empty({E, N, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 12> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dweight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_scale
-      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
-      {need_dx ? padded(4 * E) : kUnwanted, 2, 5},  // weight_columnwise_scale
-      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 1, 2},  // weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 5},  // weight_columnwise_scale
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 2, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 3, 5},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 3, 6},  // dy_columnwise
+      {need_dweight ? padded(4 * E) : kUnwanted, 3, 8},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 3, 3},  // dy_row_sums
+      {need_dx ? padded(2 * T * N) : kUnwanted, 4, 5},  // dy_rowwise_decoded
       // dy_columnwise_decoded
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
       {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
+      region(dbias, /*before=*/3),
       region(dx, /*before=*/5),
       region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const weight_columnwise = workspace[5];
-  void* const weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const weight_columnwise_decoded = workspace[8];
+  void* const weight_columnwise = workspace[0];
+  void* const weight_columnwise_scale = workspace[1];
+  void* const weight_columnwise_decoded = workspace[2];
+  void* const dy_rowwise = workspace[3];
+  void* const dy_rowwise_scale = workspace[4];
+  void* const dy_columnwise = workspace[5];
+  void* const dy_columnwise_scale = workspace[6];
+  void* const dy_row_sums = workspace[7];
+  void* const dy_rowwise_decoded = workspace[8];
   void* const dy_columnwise_decoded = workspace[9];
   void* const dy_padded_sizes = workspace[10];
   void* const x_columnwise_decoded = workspace[11];
@@ -301,7 +302,37 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   float* const grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   DelayedArguments due{};
 
-  // 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+  // 1. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      arguments.quantize.scale = floats(pointer(weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: weight_columnwise -> weight_columnwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(weight_columnwise);
+      arguments.output = writable(weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = K;
+      arguments.length = N;
+      arguments.pitch = align(N, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
   //    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -330,24 +361,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = N;
-      arguments.quantize.columns = K;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(N, 16);
-      arguments.quantize.scale = floats(pointer(weight_scale_used_dense));
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -358,19 +372,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       arguments.length = N;
       arguments.pitch = align(N, 16);
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: weight_columnwise -> weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise);
-      arguments.output = writable(weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = K;
-      arguments.length = N;
-      arguments.pitch = align(N, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,

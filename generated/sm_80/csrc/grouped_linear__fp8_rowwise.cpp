@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:60619321ab5bb684
+// checksum sha256:3742f0c9f5936c00
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -223,45 +223,76 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
   const std::array<Lifetime, 15> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4 * T) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dweight ? padded(4 * E * N) : kUnwanted, 1, 8},  // dy_columnwise_scale
-      {padded(4 * T), 1, 1},  // dy_row_amax
-      {padded(4 * E * N), 1, 1},  // dy_column_amax
-      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
-      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 5},  // weight_columnwise_scale
-      {need_dx ? padded(4 * E * K) : kUnwanted, 2, 2},  // weight_column_amax
-      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 1, 2},  // weight_columnwise
+      {need_dx ? padded(4 * E * K) : kUnwanted, 1, 5},  // weight_columnwise_scale
+      {need_dx ? padded(4 * E * K) : kUnwanted, 1, 1},  // weight_column_amax
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 2, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_dx ? padded(4 * T) : kUnwanted, 3, 5},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 3, 6},  // dy_columnwise
+      {need_dweight ? padded(4 * E * N) : kUnwanted, 3, 8},  // dy_columnwise_scale
+      {padded(4 * T), 3, 3},  // dy_row_amax
+      {padded(4 * E * N), 3, 3},  // dy_column_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 3, 3},  // dy_row_sums
+      {need_dx ? padded(2 * T * N) : kUnwanted, 4, 5},  // dy_rowwise_decoded
       // dy_columnwise_decoded
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
       {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
+      region(dbias, /*before=*/3),
       region(dx, /*before=*/5),
       region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_amax = workspace[4];
-  void* const dy_column_amax = workspace[5];
-  void* const dy_row_sums = workspace[6];
-  void* const weight_columnwise = workspace[7];
-  void* const weight_columnwise_scale = workspace[8];
-  void* const weight_column_amax = workspace[9];
-  void* const dy_rowwise_decoded = workspace[10];
-  void* const weight_columnwise_decoded = workspace[11];
+  void* const weight_columnwise = workspace[0];
+  void* const weight_columnwise_scale = workspace[1];
+  void* const weight_column_amax = workspace[2];
+  void* const weight_columnwise_decoded = workspace[3];
+  void* const dy_rowwise = workspace[4];
+  void* const dy_rowwise_scale = workspace[5];
+  void* const dy_columnwise = workspace[6];
+  void* const dy_columnwise_scale = workspace[7];
+  void* const dy_row_amax = workspace[8];
+  void* const dy_column_amax = workspace[9];
+  void* const dy_row_sums = workspace[10];
+  void* const dy_rowwise_decoded = workspace[11];
   void* const dy_columnwise_decoded = workspace[12];
   void* const dy_padded_sizes = workspace[13];
   void* const x_columnwise_decoded = workspace[14];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  // 1. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_column_amax
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      arguments.column_amax = floats(writable(weight_column_amax));
+      check(kCell, quantize_e4m3_row(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: weight_columnwise -> weight_columnwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(weight_columnwise);
+      arguments.output = writable(weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = K;
+      arguments.length = N;
+      arguments.pitch = align(N, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_row_amax, dy_column_amax, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -283,24 +314,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_row(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale, weight_column_amax
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = N;
-      arguments.quantize.columns = K;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(N, 16);
-      arguments.column_amax = floats(writable(weight_column_amax));
-      check(kCell, quantize_e4m3_row(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -311,19 +325,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.length = N;
       arguments.pitch = align(N, 16);
       check(kCell, dequantize_e4m3_codes(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: weight_columnwise -> weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise);
-      arguments.output = writable(weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = K;
-      arguments.length = N;
-      arguments.pitch = align(N, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,

@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:ad0fd73b5ff8d4ad
+// checksum sha256:c509200d37c14582
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/dequantize_e4m3_mx_1x32.h"
@@ -218,39 +218,74 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> dbias;
   if (need_dbias) dbias = empty({E, N}, io, dy);
   const std::array<Lifetime, 12> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 1, 6},  // dy_columnwise_scale
-      {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 4},  // weight_columnwise
-      {need_dx ? padded(E * ceildiv(N, 32) * K) : kUnwanted, 2, 4},  // weight_columnwise_scale
-      {need_dx ? padded(2 * T * N) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * E * N * K) : kUnwanted, 4, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 1, 2},  // weight_columnwise
+      {need_dx ? padded(E * ceildiv(N, 32) * K) : kUnwanted, 1, 2},  // weight_columnwise_scale
+      {need_dx ? padded(2 * E * N * K) : kUnwanted, 2, 5},  // weight_columnwise_decoded
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_dx ? padded(T * ceildiv(N, 32)) : kUnwanted, 3, 4},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 3, 6},  // dy_columnwise
+      {need_dweight ? padded((T / 32 + E) * N) : kUnwanted, 3, 6},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * N), 3, 3},  // dy_row_sums
+      {need_dx ? padded(2 * T * N) : kUnwanted, 4, 5},  // dy_rowwise_decoded
       // dy_columnwise_decoded
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * N) : kUnwanted, 6, 8},
       {need_dweight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
       {need_dweight ? padded(2 * 32 * (T / 32 + E) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
   }};
   const std::array regions{
+      region(dbias, /*before=*/3),
       region(dx, /*before=*/5),
       region(dweight, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const weight_columnwise = workspace[5];
-  void* const weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const weight_columnwise_decoded = workspace[8];
+  void* const weight_columnwise = workspace[0];
+  void* const weight_columnwise_scale = workspace[1];
+  void* const weight_columnwise_decoded = workspace[2];
+  void* const dy_rowwise = workspace[3];
+  void* const dy_rowwise_scale = workspace[4];
+  void* const dy_columnwise = workspace[5];
+  void* const dy_columnwise_scale = workspace[6];
+  void* const dy_row_sums = workspace[7];
+  void* const dy_rowwise_decoded = workspace[8];
   void* const dy_columnwise_decoded = workspace[9];
   void* const dy_padded_sizes = workspace[10];
   void* const x_columnwise_decoded = workspace[11];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  // 1. quantize: weight -> weight_columnwise, weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = N;
+      arguments.quantize.columns = K;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(N, 16);
+      check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(weight_columnwise);
+      arguments.scale = pointer(weight_columnwise_scale);
+      arguments.output = writable(weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = K;
+      arguments.length = N;
+      arguments.pitch = align(N, 16);
+      arguments.scale_matrix = ceildiv(N, 32) * K;
+      arguments.scale_line = 1;
+      arguments.scale_block = K;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dbias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -270,23 +305,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
   }
-  // 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = N;
-      arguments.quantize.columns = K;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(N, 16);
-      check(kCell, quantize_e4m3_mx_1x32(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -301,24 +320,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.scale_block = 1;
       arguments.lines_per_scale = 1;
       check(kCell, dequantize_e4m3_mx_1x32(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: weight_columnwise, weight_columnwise_scale -> weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(weight_columnwise);
-      arguments.scale = pointer(weight_columnwise_scale);
-      arguments.output = writable(weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = K;
-      arguments.length = N;
-      arguments.pitch = align(N, 16);
-      arguments.scale_matrix = ceildiv(N, 32) * K;
-      arguments.scale_line = 1;
-      arguments.scale_block = K;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_mx_1x32_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:4e5af13a4845a79e
+// checksum sha256:1af7f80e4b1e2aac
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -307,14 +307,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+    std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -336,29 +334,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
-      "T // 128 + E");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -370,18 +356,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dy_columnwise;
+  if (need_dfc2_weight) dy_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dy_columnwise_scale;
+  if (need_dfc2_weight) dy_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, dy);
   std::optional<Tensor> dh_rowwise;
   if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
   std::optional<Tensor> dh_rowwise_scale;
@@ -391,58 +378,84 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
   std::optional<Tensor> dh_columnwise_scale;
   if (need_dfc1_weight) dh_columnwise_scale = empty({T / 128 + E, 2 * F}, ScalarType::Float, dy);
-  const std::array<Lifetime, 15> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 3},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
-      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 1, 6},  // dy_columnwise_scale
-      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+  const std::array<Lifetime, 10> lives{{
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 1, 2},
       // fc2_weight_columnwise_scale
       {need_fc2_weight_copies
-          ? padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+          ? padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 1, 2},
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
-      // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 2, 5},
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      // dy_rowwise_scale
+      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 3, 4},
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 3, 3},  // dy_row_sums
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 6},  // da
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 9, 9},  // dprobs_row_partials
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 6, 6},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 6, 6},  // dprobs_row_partials
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dfc1_bias, /*before=*/9),
-      region(dh_rowwise, /*before=*/9),
-      region(dh_rowwise_scale, /*before=*/9),
-      region(dh_columnwise, /*before=*/9),
-      region(dh_columnwise_scale, /*before=*/9),
+      region(dfc2_bias, /*before=*/3),
+      region(dy_columnwise, /*before=*/3),
+      region(dy_columnwise_scale, /*before=*/3),
+      region(dfc1_bias, /*before=*/6),
+      region(dh_rowwise, /*before=*/6),
+      region(dh_rowwise_scale, /*before=*/6),
+      region(dh_columnwise, /*before=*/6),
+      region(dh_columnwise_scale, /*before=*/6),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const dy_padded_sizes = workspace[11];
-  void* const a_columnwise_decoded = workspace[12];
-  void* const dh_row_sums = workspace[13];
-  void* const dprobs_row_partials = workspace[14];
+  void* const fc2_weight_columnwise = workspace[0];
+  void* const fc2_weight_columnwise_scale = workspace[1];
+  void* const fc2_weight_columnwise_decoded = workspace[2];
+  void* const dy_rowwise = workspace[3];
+  void* const dy_rowwise_scale = workspace[4];
+  void* const dy_row_sums = workspace[5];
+  void* const dy_rowwise_decoded = workspace[6];
+  void* const da = workspace[7];
+  void* const dh_row_sums = workspace[8];
+  void* const dprobs_row_partials = workspace[9];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  // 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
+      arguments.output = writable(fc2_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = F;
+      arguments.length = H;
+      arguments.pitch = align(H, 16);
+      arguments.scale_matrix = ceildiv(H, 128) * ceildiv(F, 128);
+      arguments.scale_line = 1;
+      arguments.scale_block = ceildiv(F, 128);
+      arguments.lines_per_scale = 128;
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -465,24 +478,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-  if (need_fc2_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc2_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = H;
-      arguments.quantize.columns = F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 16);
-      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -499,26 +495,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
-  //    -> fc2_weight_columnwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise);
-      arguments.scale = pointer(fc2_weight_columnwise_scale);
-      arguments.output = writable(fc2_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = F;
-      arguments.length = H;
-      arguments.pitch = align(H, 16);
-      arguments.scale_matrix = ceildiv(H, 128) * ceildiv(F, 128);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(F, 128);
-      arguments.lines_per_scale = 128;
-      check(kCell,
-          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -533,58 +509,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-  //    dy_padded_sizes
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.scale = pointer(dy_columnwise_scale);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dy_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.scale = pointer(a_columnwise_scale_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 9. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  // 6. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
   //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
   //    = gate * sigmoid(gate) * up * scales)
   if (need_fc2_weight_copies) {
@@ -618,8 +543,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
 Tensor backward_2(
@@ -671,10 +596,10 @@ Tensor backward_2(
   const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   const Tensor dx = empty({T, H}, io, dy);
   const std::array<Lifetime, 4> lives{{
-      {padded(E * H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
-      {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 1, 3},  // fc1_weight_columnwise_scale
-      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
+      {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 1, 2},  // fc1_weight_columnwise_scale
+      {padded(2 * E * 2 * F * H), 2, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * T * 2 * F), 3, 4},  // dh_rowwise_decoded
   }};
   const std::array regions{
       region(dx, /*before=*/4),
@@ -682,8 +607,8 @@ Tensor backward_2(
   const Workspace workspace(lives, dy, regions);
   void* const fc1_weight_columnwise = workspace[0];
   void* const fc1_weight_columnwise_scale = workspace[1];
-  void* const dh_rowwise_decoded = workspace[2];
-  void* const fc1_weight_columnwise_decoded = workspace[3];
+  void* const fc1_weight_columnwise_decoded = workspace[2];
+  void* const dh_rowwise_decoded = workspace[3];
 
   // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
   {
@@ -700,22 +625,7 @@ Tensor backward_2(
     arguments.quantize.columnwise.pitch = align(2 * F, 16);
     check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
   }
-  // 2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dh_rowwise_dense);
-    arguments.scale = pointer(dh_rowwise_scale_dense);
-    arguments.output = writable(dh_rowwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = T;
-    arguments.length = 2 * F;
-    arguments.pitch = align(2 * F, 16);
-    arguments.scale_line = ceildiv(2 * F, 128);
-    arguments.scale_block = 1;
-    arguments.lines_per_scale = 1;
-    check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
-  }
-  // 3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> fc1_weight_columnwise_decoded
   {
     DequantizeArguments arguments{};
@@ -731,6 +641,21 @@ Tensor backward_2(
     arguments.scale_block = ceildiv(H, 128);
     arguments.lines_per_scale = 128;
     check(kCell, dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.scale = pointer(dh_rowwise_scale_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    arguments.scale_line = ceildiv(2 * F, 128);
+    arguments.scale_block = 1;
+    arguments.lines_per_scale = 1;
+    check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
   }
   // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
   check(kCell,
@@ -864,6 +789,122 @@ Tensor backward_3(
   return dfc1_weight;
 }
 
+Tensor backward_4(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 2, true,
+      "[T // 128 + E, H]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, H, "H (hidden)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      {padded(2 * 32 * (T / 32 + E) * H), 1, 3},  // dy_columnwise_decoded
+      {padded(8 * E), 1, 3},  // dy_padded_sizes
+      {padded(2 * 32 * (T / 32 + E) * F), 2, 3},  // a_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_columnwise_decoded = workspace[0];
+  void* const dy_padded_sizes = workspace[1];
+  void* const a_columnwise_decoded = workspace[2];
+
+  // 1. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(dy_columnwise_dense);
+    arguments.scale = pointer(dy_columnwise_scale_dense);
+    arguments.output = writable(dy_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.padded_sizes = integers(writable(dy_padded_sizes));
+    arguments.rows = T;
+    arguments.columns = H;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell,
+        dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 2. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(a_columnwise_dense);
+    arguments.scale = pointer(a_columnwise_scale_dense);
+    arguments.output = writable(a_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.rows = T;
+    arguments.columns = F;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell,
+        dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
+  //    -> dfc2_weight
+  check(kCell,
+        gemm_decoded_mma_wgrad(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                    /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+            },
+            stream));
+  return dfc2_weight;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
@@ -871,4 +912,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("grouped_mlp__fp8_block_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_block_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__fp8_block_backward_3", TORCH_BOX(&backward_3));
+  m.impl("grouped_mlp__fp8_block_backward_4", TORCH_BOX(&backward_4));
 }

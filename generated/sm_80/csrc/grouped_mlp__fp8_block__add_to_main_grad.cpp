@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:12f2d99752408d76
+// checksum sha256:9b760c343c154fc8
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -306,7 +306,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
@@ -314,6 +314,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_main_grad,
     std::optional<Tensor> fc2_weight_main_grad,
     bool need_dx,
     bool need_dfc1_weight,
@@ -343,6 +346,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 128 + E, H]");
+  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
+  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
+  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
   check_device(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), "dy", dy);
   check_dtype(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), ScalarType::Float);
   check_rank(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), 3, true, "[E, H, F]");
@@ -352,7 +366,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
       : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
-      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : h ? extent(*h, -1) / 2 : 0;
+      : fc2_weight_main_grad ? extent(*fc2_weight_main_grad, -1) : h ? extent(*h, -1) / 2
+      : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
@@ -362,10 +377,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
       "T // 128 + E");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
   check_size(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_main_grad", given(fc2_weight_main_grad), -2, H, "H (hidden)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -380,6 +404,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dprobs = need_dprobs
@@ -391,62 +417,107 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       : empty({0}, ScalarType::Float8_e4m3fn, dy);
   const Tensor dh_rowwise_scale = need_dx
       ? empty({T, ceildiv(2 * F, 128)}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy)
-      : empty({0}, ScalarType::Float8_e4m3fn, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
-      ? empty({T / 128 + E, 2 * F}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 15> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 3},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
-      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 1, 6},  // dy_columnwise_scale
-      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+  const std::array<Lifetime, 20> lives{{
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 1, 2},
       // fc2_weight_columnwise_scale
       {need_fc2_weight_copies
-          ? padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+          ? padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 1, 2},
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 2, 8},
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 3, 7},  // dy_rowwise
+      // dy_rowwise_scale
+      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 3, 7},
+      // dy_columnwise
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 3, 4},
+      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 3, 4},  // dy_columnwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 3, 3},  // dy_row_sums
       // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 4, 6},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 4, 6},  // dy_padded_sizes
       // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 5, 6},
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 7, 8},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 8, 9},  // da
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 9, 10},
+      // dh_columnwise_scale
+      {need_dfc1_weight ? padded(4 * (T / 128 + E) * 2 * F) : kUnwanted, 9, 10},
       // dh_row_sums
       {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 9, 9},
       {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 9, 9},  // dprobs_row_partials
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 10, 12},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 10, 12},  // dh_padded_sizes
+      // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 11, 12},
   }};
   const std::array regions{
+      region(dfc2_bias, /*before=*/3),
       region(dfc1_bias, /*before=*/9),
       region(dh_rowwise, /*before=*/9),
       region(dh_rowwise_scale, /*before=*/9),
-      region(dh_columnwise, /*before=*/9),
-      region(dh_columnwise_scale, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const dy_padded_sizes = workspace[11];
-  void* const a_columnwise_decoded = workspace[12];
-  void* const dh_row_sums = workspace[13];
-  void* const dprobs_row_partials = workspace[14];
+  void* const fc2_weight_columnwise = workspace[0];
+  void* const fc2_weight_columnwise_scale = workspace[1];
+  void* const fc2_weight_columnwise_decoded = workspace[2];
+  void* const dy_rowwise = workspace[3];
+  void* const dy_rowwise_scale = workspace[4];
+  void* const dy_columnwise = workspace[5];
+  void* const dy_columnwise_scale = workspace[6];
+  void* const dy_row_sums = workspace[7];
+  void* const dy_columnwise_decoded = workspace[8];
+  void* const dy_padded_sizes = workspace[9];
+  void* const a_columnwise_decoded = workspace[10];
+  void* const dy_rowwise_decoded = workspace[11];
+  void* const da = workspace[12];
+  void* const dh_columnwise = workspace[13];
+  void* const dh_columnwise_scale = workspace[14];
+  void* const dh_row_sums = workspace[15];
+  void* const dprobs_row_partials = workspace[16];
+  void* const dh_columnwise_decoded = workspace[17];
+  void* const dh_padded_sizes = workspace[18];
+  void* const x_columnwise_decoded = workspace[19];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  // 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
+      arguments.output = writable(fc2_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = F;
+      arguments.length = H;
+      arguments.pitch = align(H, 16);
+      arguments.scale_matrix = ceildiv(H, 128) * ceildiv(F, 128);
+      arguments.scale_line = 1;
+      arguments.scale_block = ceildiv(F, 128);
+      arguments.lines_per_scale = 128;
+      check(kCell,
+          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -469,75 +540,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-  if (need_fc2_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc2_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = H;
-      arguments.quantize.columns = F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 16);
-      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_rowwise);
-      arguments.scale = pointer(dy_rowwise_scale);
-      arguments.output = writable(dy_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = H;
-      arguments.pitch = align(H, 16);
-      arguments.scale_line = ceildiv(H, 128);
-      arguments.scale_block = 1;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
-  //    -> fc2_weight_columnwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise);
-      arguments.scale = pointer(fc2_weight_columnwise_scale);
-      arguments.output = writable(fc2_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = F;
-      arguments.length = H;
-      arguments.pitch = align(H, 16);
-      arguments.scale_matrix = ceildiv(H, 128) * ceildiv(F, 128);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(F, 128);
-      arguments.lines_per_scale = 128;
-      check(kCell,
-          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
-  if (need_fc2_weight_copies) {
-    check(kCell,
-          gemm_decoded_mma_dgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(da),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  // 4. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
   //    dy_padded_sizes
   if (need_dfc2_weight) {
     {
@@ -556,7 +559,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  // 5. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
   if (need_dfc2_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -573,7 +576,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
+  // 6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
   //    dy_padded_sizes -> fc2_weight_main_grad
   if (need_dfc2_weight) {
     check(kCell,
@@ -583,6 +586,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
                       /*bias=*/nullptr, /*out=*/writable(fc2_weight_main_grad),
                       /*group_sizes=*/integers(pointer(dy_padded_sizes)),
                       /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+              },
+              stream));
+  }
+  // 7. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_rowwise);
+      arguments.scale = pointer(dy_rowwise_scale);
+      arguments.output = writable(dy_rowwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = T;
+      arguments.length = H;
+      arguments.pitch = align(H, 16);
+      arguments.scale_line = ceildiv(H, 128);
+      arguments.scale_block = 1;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 8. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+  if (need_fc2_weight_copies) {
+    check(kCell,
+          gemm_decoded_mma_dgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc2_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(da),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },
@@ -622,205 +656,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
           pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  return {dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
-}
-
-Tensor backward_2(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> dh_rowwise,
-    std::optional<Tensor> dh_rowwise_scale,
-    std::optional<Tensor> dh_columnwise,
-    std::optional<Tensor> dh_columnwise_scale,
-    std::optional<Tensor> fc1_weight_main_grad,
-    bool need_dx,
-    bool need_dfc1_weight) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 128 + E, H]");
-  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
-  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
-  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
-      "[T, ceildiv(2 * F, 128)]");
-  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
-  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 2, true,
-      "[T // 128 + E, 2 * F]");
-  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
-  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
-  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2
-      : dh_columnwise ? extent(*dh_columnwise, -2) / 2
-      : dh_columnwise_scale ? extent(*dh_columnwise_scale, -1) / 2
-      : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
-      "T // 128 + E");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, T, "T (tokens)");
-  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, ceildiv(2 * F, 128),
-      "ceildiv(2 * F, 128)");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, T / 128 + E,
-      "T // 128 + E");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const std::lock_guard<std::mutex> turn(changes());
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dh_rowwise_dense = dense(dh_rowwise);
-  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
-  const auto dh_columnwise_dense = dense(dh_columnwise);
-  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 1, 3},  // fc1_weight_columnwise
-      // fc1_weight_columnwise_scale
-      {need_dx ? padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)) : kUnwanted, 1, 3},
-      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 2, 4},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 3, 4},  // fc1_weight_columnwise_decoded
-      // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 5, 7},
-      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dh_padded_sizes
-      // x_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 7},
-  }};
-  const std::array regions{
-      region(dx, /*before=*/4),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const fc1_weight_columnwise = workspace[0];
-  void* const fc1_weight_columnwise_scale = workspace[1];
-  void* const dh_rowwise_decoded = workspace[2];
-  void* const fc1_weight_columnwise_decoded = workspace[3];
-  void* const dh_columnwise_decoded = workspace[4];
-  void* const dh_padded_sizes = workspace[5];
-  void* const x_columnwise_decoded = workspace[6];
-
-  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.power_of_two = true;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-    }
-  }
-  // 2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_rowwise_dense);
-      arguments.scale = pointer(dh_rowwise_scale_dense);
-      arguments.output = writable(dh_rowwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = T;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      arguments.scale_line = ceildiv(2 * F, 128);
-      arguments.scale_block = 1;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
-  //    -> fc1_weight_columnwise_decoded
-  if (need_dx) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc1_weight_columnwise);
-      arguments.scale = pointer(fc1_weight_columnwise_scale);
-      arguments.output = writable(fc1_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = H;
-      arguments.length = 2 * F;
-      arguments.pitch = align(2 * F, 16);
-      arguments.scale_matrix = ceildiv(2 * F, 128) * ceildiv(H, 128);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(H, 128);
-      arguments.lines_per_scale = 128;
-      check(kCell,
-          dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
-  if (need_dx) {
-    check(kCell,
-          gemm_decoded_mma_dgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 5. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
-  //    dh_padded_sizes
+  // 10. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes
+  //     -> dh_columnwise_decoded, dh_padded_sizes
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dh_columnwise_dense);
-      arguments.scale = pointer(dh_columnwise_scale_dense);
+      arguments.data = pointer(dh_columnwise);
+      arguments.scale = pointer(dh_columnwise_scale);
       arguments.output = writable(dh_columnwise_decoded);
       arguments.group_sizes = integers(pointer(split_sizes_dense));
       arguments.padded_sizes = integers(writable(dh_padded_sizes));
@@ -833,7 +675,7 @@ Tensor backward_2(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 6. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
+  // 11. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
   if (need_dfc1_weight) {
     {
       DequantizeGroupsArguments arguments{};
@@ -850,8 +692,8 @@ Tensor backward_2(
           dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 7. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
-  //    dh_padded_sizes -> fc1_weight_main_grad
+  // 12. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
+  //     dh_padded_sizes -> fc1_weight_main_grad
   if (need_dfc1_weight) {
     check(kCell,
           gemm_decoded_mma_wgrad_add(io,
@@ -865,6 +707,131 @@ Tensor backward_2(
               },
               stream));
   }
+  return {dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale};
+}
+
+Tensor backward_2(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> fc1_weight,
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
+      "[T, ceildiv(2 * F, 128)]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, ceildiv(2 * F, 128),
+      "ceildiv(2 * F, 128)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const Tensor dx = empty({T, H}, io, dy);
+  const std::array<Lifetime, 4> lives{{
+      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
+      {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 1, 2},  // fc1_weight_columnwise_scale
+      {padded(2 * E * 2 * F * H), 2, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * T * 2 * F), 3, 4},  // dh_rowwise_decoded
+  }};
+  const std::array regions{
+      region(dx, /*before=*/4),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+  void* const fc1_weight_columnwise_decoded = workspace[2];
+  void* const dh_rowwise_decoded = workspace[3];
+
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = E;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.power_of_two = true;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+  }
+  // 2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  //    -> fc1_weight_columnwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(fc1_weight_columnwise);
+    arguments.scale = pointer(fc1_weight_columnwise_scale);
+    arguments.output = writable(fc1_weight_columnwise_decoded);
+    arguments.matrices = E;
+    arguments.lines = H;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    arguments.scale_matrix = ceildiv(2 * F, 128) * ceildiv(H, 128);
+    arguments.scale_line = 1;
+    arguments.scale_block = ceildiv(H, 128);
+    arguments.lines_per_scale = 128;
+    check(kCell, dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.scale = pointer(dh_rowwise_scale_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    arguments.scale_line = ceildiv(2 * F, 128);
+    arguments.scale_block = 1;
+    arguments.lines_per_scale = 1;
+    check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
+  }
+  // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
+  check(kCell,
+        gemm_decoded_mma_dgrad(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dx),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+            },
+            stream));
   return dx;
 }
 

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:f19151ce95ddcbab
+// checksum sha256:cc35822baa4edc58
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -316,13 +316,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+    std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
     Tensor fc2_weight_columnwise,
     Tensor fc2_weight_columnwise_scale,
     bool need_dx,
@@ -343,13 +341,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Byte);
   check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
@@ -366,12 +357,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -2, F, "F (intermediate)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
-      "T // 128 + E");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, F, "F (intermediate)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
       "align(H, 16)");
@@ -393,20 +378,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
   const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
   const bool need_dy_rowwise_decoded = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dy_columnwise;
+  if (need_dfc2_weight) dy_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dy_columnwise_scale;
+  if (need_dfc2_weight) dy_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, dy);
   std::optional<Tensor> dh_rowwise;
   if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
   std::optional<Tensor> dh_rowwise_scale;
@@ -416,49 +402,35 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
   std::optional<Tensor> dh_columnwise_scale;
   if (need_dfc1_weight) dh_columnwise_scale = empty({T / 128 + E, 2 * F}, ScalarType::Float, dy);
-  const std::array<Lifetime, 13> lives{{
+  const std::array<Lifetime, 8> lives{{
       {need_dy_rowwise_decoded ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       // dy_rowwise_scale
       {need_dy_rowwise_decoded ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 2},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
-      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 1, 5},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
       {need_dy_rowwise_decoded ? padded(2 * T * H) : kUnwanted, 2, 4},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
       {need_dy_rowwise_decoded ? padded(2 * E * H * F) : kUnwanted, 3, 4},
-      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 8},  // da
-      // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 5, 7},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 5, 7},  // dy_padded_sizes
-      // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 6, 7},
+      {need_dy_rowwise_decoded ? padded(2 * T * F) : kUnwanted, 4, 5},  // da
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 8, 8},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 8, 8},  // dprobs_row_partials
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 5, 5},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 5, 5},  // dprobs_row_partials
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/7),
-      region(dfc1_bias, /*before=*/8),
-      region(dh_rowwise, /*before=*/8),
-      region(dh_rowwise_scale, /*before=*/8),
-      region(dh_columnwise, /*before=*/8),
-      region(dh_columnwise_scale, /*before=*/8),
+      region(dfc1_bias, /*before=*/5),
+      region(dh_rowwise, /*before=*/5),
+      region(dh_rowwise_scale, /*before=*/5),
+      region(dh_columnwise, /*before=*/5),
+      region(dh_columnwise_scale, /*before=*/5),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const dy_rowwise_decoded = workspace[5];
-  void* const fc2_weight_columnwise_decoded = workspace[6];
-  void* const da = workspace[7];
-  void* const dy_columnwise_decoded = workspace[8];
-  void* const dy_padded_sizes = workspace[9];
-  void* const a_columnwise_decoded = workspace[10];
-  void* const dh_row_sums = workspace[11];
-  void* const dprobs_row_partials = workspace[12];
+  void* const dy_row_sums = workspace[2];
+  void* const dy_rowwise_decoded = workspace[3];
+  void* const fc2_weight_columnwise_decoded = workspace[4];
+  void* const da = workspace[5];
+  void* const dh_row_sums = workspace[6];
+  void* const dprobs_row_partials = workspace[7];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dfc2_bias, dy_row_sums
@@ -534,58 +506,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-  //    dy_padded_sizes
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.scale = pointer(dy_columnwise_scale);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dy_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 6. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.scale = pointer(a_columnwise_scale_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 8. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  // 5. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
   //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
   //    = gate * sigmoid(gate) * up * scales)
   if (need_dy_rowwise_decoded) {
@@ -619,8 +540,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
     }
   }
-  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
 Tensor backward_2(
@@ -865,6 +786,122 @@ Tensor backward_3(
   return dfc1_weight;
 }
 
+Tensor backward_4(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 2, true,
+      "[T // 128 + E, H]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, H, "H (hidden)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      {padded(2 * 32 * (T / 32 + E) * H), 1, 3},  // dy_columnwise_decoded
+      {padded(8 * E), 1, 3},  // dy_padded_sizes
+      {padded(2 * 32 * (T / 32 + E) * F), 2, 3},  // a_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_columnwise_decoded = workspace[0];
+  void* const dy_padded_sizes = workspace[1];
+  void* const a_columnwise_decoded = workspace[2];
+
+  // 1. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(dy_columnwise_dense);
+    arguments.scale = pointer(dy_columnwise_scale_dense);
+    arguments.output = writable(dy_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.padded_sizes = integers(writable(dy_padded_sizes));
+    arguments.rows = T;
+    arguments.columns = H;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell,
+        dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 2. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(a_columnwise_dense);
+    arguments.scale = pointer(a_columnwise_scale_dense);
+    arguments.output = writable(a_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.rows = T;
+    arguments.columns = F;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell,
+        dequantize_groups_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
+  //    -> dfc2_weight
+  check(kCell,
+        gemm_decoded_mma_wgrad(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                    /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+            },
+            stream));
+  return dfc2_weight;
+}
+
 void refresh(
     Tensor fc1_weight,
     Tensor fc2_weight,
@@ -1033,5 +1070,6 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("grouped_mlp__fp8_block__cached_weights_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_block__cached_weights_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__fp8_block__cached_weights_backward_3", TORCH_BOX(&backward_3));
+  m.impl("grouped_mlp__fp8_block__cached_weights_backward_4", TORCH_BOX(&backward_4));
   m.impl("grouped_mlp__fp8_block__cached_weights_refresh", TORCH_BOX(&refresh));
 }

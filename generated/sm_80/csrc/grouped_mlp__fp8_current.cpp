@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:36179e44d8717abc
+// checksum sha256:c8d4791edd6f0277
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -325,14 +325,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+    std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -354,28 +352,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -387,18 +374,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dy_columnwise;
+  if (need_dfc2_weight) dy_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy);
+  std::optional<Tensor> dy_columnwise_scale;
+  if (need_dfc2_weight) dy_columnwise_scale = empty({E}, ScalarType::Float, dy);
   std::optional<Tensor> dh_rowwise;
   if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy);
   std::optional<Tensor> dh_rowwise_scale;
@@ -408,65 +396,85 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy);
   std::optional<Tensor> dh_columnwise_scale;
   if (need_dfc1_weight) dh_columnwise_scale = empty({E}, ScalarType::Float, dy);
-  const std::array<Lifetime, 21> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 6},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_scale
-      {padded(4 * E), 1, 1},  // dy_amax
-      {padded(4 * 384 * E), 1, 1},  // dy_partial_amax
-      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+  const std::array<Lifetime, 16> lives{{
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 2},  // fc2_weight_amax
-      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 1, 2},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 1},  // fc2_weight_amax
+      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 1, 1},  // fc2_weight_partial_amax
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
-      // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh
-      {need_dh_copies ? padded(4 * E) : kUnwanted, 10, 10},  // dh_amax
-      {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 10, 10},  // dh_partial_amax
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 2, 5},
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 3, 5},  // dy_rowwise_scale
+      {padded(4 * E), 3, 3},  // dy_amax
+      {padded(4 * 384 * E), 3, 3},  // dy_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 3, 3},  // dy_row_sums
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 6},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 6, 7},  // dh
+      {need_dh_copies ? padded(4 * E) : kUnwanted, 7, 7},  // dh_amax
+      {need_dh_copies ? padded(4 * 384 * E) : kUnwanted, 7, 7},  // dh_partial_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 7, 7},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dfc1_bias, /*before=*/10),
-      region(dh_rowwise, /*before=*/10),
-      region(dh_columnwise, /*before=*/10),
+      region(dfc2_bias, /*before=*/3),
+      region(dy_columnwise, /*before=*/3),
+      region(dfc1_bias, /*before=*/7),
+      region(dh_rowwise, /*before=*/7),
+      region(dh_columnwise, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_amax = workspace[4];
-  void* const dy_partial_amax = workspace[5];
-  void* const dy_row_sums = workspace[6];
-  void* const fc2_weight_columnwise = workspace[7];
-  void* const fc2_weight_columnwise_scale = workspace[8];
-  void* const fc2_weight_amax = workspace[9];
-  void* const fc2_weight_partial_amax = workspace[10];
-  void* const dy_rowwise_decoded = workspace[11];
-  void* const fc2_weight_columnwise_decoded = workspace[12];
-  void* const da = workspace[13];
-  void* const dy_columnwise_decoded = workspace[14];
-  void* const dy_padded_sizes = workspace[15];
-  void* const a_columnwise_decoded = workspace[16];
-  void* const dh = workspace[17];
-  void* const dh_amax = workspace[18];
-  void* const dh_partial_amax = workspace[19];
-  void* const dh_row_sums = workspace[20];
+  void* const fc2_weight_columnwise = workspace[0];
+  void* const fc2_weight_columnwise_scale = workspace[1];
+  void* const fc2_weight_amax = workspace[2];
+  void* const fc2_weight_partial_amax = workspace[3];
+  void* const fc2_weight_columnwise_decoded = workspace[4];
+  void* const dy_rowwise = workspace[5];
+  void* const dy_rowwise_scale = workspace[6];
+  void* const dy_amax = workspace[7];
+  void* const dy_partial_amax = workspace[8];
+  void* const dy_row_sums = workspace[9];
+  void* const dy_rowwise_decoded = workspace[10];
+  void* const da = workspace[11];
+  void* const dh = workspace[12];
+  void* const dh_amax = workspace[13];
+  void* const dh_partial_amax = workspace[14];
+  void* const dh_row_sums = workspace[15];
 
-  // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+  // 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax,
+  //    fc2_weight_partial_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.amax = floats(writable(fc2_weight_amax));
+      arguments.partial_amax = floats(fc2_weight_partial_amax);
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.output = writable(fc2_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = F;
+      arguments.length = H;
+      arguments.pitch = align(H, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -490,26 +498,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale, fc2_weight_amax,
-  //    fc2_weight_partial_amax
-  if (need_fc2_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc2_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = H;
-      arguments.quantize.columns = F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 16);
-      arguments.amax = floats(writable(fc2_weight_amax));
-      arguments.partial_amax = floats(fc2_weight_partial_amax);
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -520,19 +509,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.length = H;
       arguments.pitch = align(H, 16);
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise);
-      arguments.output = writable(fc2_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = F;
-      arguments.length = H;
-      arguments.pitch = align(H, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
@@ -552,57 +528,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dy_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-  //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  // 6. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
   if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
@@ -616,8 +542,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 10. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
-  //     dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
+  // 7. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  //    dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
   if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -641,8 +567,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
 Tensor backward_2(
@@ -691,12 +617,12 @@ Tensor backward_2(
   const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   const Tensor dx = empty({T, H}, io, dy);
   const std::array<Lifetime, 6> lives{{
-      {padded(E * H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
+      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
       {padded(4 * E), 1, 4},  // fc1_weight_columnwise_scale
       {padded(4 * E), 1, 1},  // fc1_weight_amax
       {padded(4 * 384 * E), 1, 1},  // fc1_weight_partial_amax
-      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * E * 2 * F * H), 2, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * T * 2 * F), 3, 4},  // dh_rowwise_decoded
   }};
   const std::array regions{
       region(dx, /*before=*/4),
@@ -706,8 +632,8 @@ Tensor backward_2(
   void* const fc1_weight_columnwise_scale = workspace[1];
   void* const fc1_weight_amax = workspace[2];
   void* const fc1_weight_partial_amax = workspace[3];
-  void* const dh_rowwise_decoded = workspace[4];
-  void* const fc1_weight_columnwise_decoded = workspace[5];
+  void* const fc1_weight_columnwise_decoded = workspace[4];
+  void* const dh_rowwise_decoded = workspace[5];
 
   // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale, fc1_weight_amax,
   //    fc1_weight_partial_amax
@@ -726,18 +652,7 @@ Tensor backward_2(
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
-  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dh_rowwise_dense);
-    arguments.output = writable(dh_rowwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = T;
-    arguments.length = 2 * F;
-    arguments.pitch = align(2 * F, 16);
-    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-  }
-  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  // 2. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
   {
     DequantizeArguments arguments{};
     arguments.data = pointer(fc1_weight_columnwise);
@@ -747,6 +662,17 @@ Tensor backward_2(
     arguments.length = 2 * F;
     arguments.pitch = align(2 * F, 16);
     check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. dequantize: dh_rowwise -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 16);
+    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
   }
   // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
@@ -875,6 +801,114 @@ Tensor backward_3(
   return dfc1_weight;
 }
 
+Tensor backward_4(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 1, true, "[E]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, E, "E (num_groups)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+  const std::array<Lifetime, 3> lives{{
+      {padded(2 * 32 * (T / 32 + E) * H), 1, 3},  // dy_columnwise_decoded
+      {padded(8 * E), 1, 3},  // dy_padded_sizes
+      {padded(2 * 32 * (T / 32 + E) * F), 2, 3},  // a_columnwise_decoded
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dy_columnwise_decoded = workspace[0];
+  void* const dy_padded_sizes = workspace[1];
+  void* const a_columnwise_decoded = workspace[2];
+
+  // 1. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(dy_columnwise_dense);
+    arguments.output = writable(dy_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.padded_sizes = integers(writable(dy_padded_sizes));
+    arguments.rows = T;
+    arguments.columns = H;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell, dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 2. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(a_columnwise_dense);
+    arguments.output = writable(a_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.rows = T;
+    arguments.columns = F;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
+    check(kCell, dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+  check(kCell,
+        gemm_decoded_mma_wgrad_tensor_tensor(io,
+            DecodedGemmArguments{
+                {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                    /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                /*amax_a=*/nullptr,
+                /*amax_b=*/nullptr,
+                /*scale_a=*/floats(pointer(dy_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+            },
+            stream));
+  return dfc2_weight;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
@@ -882,4 +916,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("grouped_mlp__fp8_current_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_current_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__fp8_current_backward_3", TORCH_BOX(&backward_3));
+  m.impl("grouped_mlp__fp8_current_backward_4", TORCH_BOX(&backward_4));
 }

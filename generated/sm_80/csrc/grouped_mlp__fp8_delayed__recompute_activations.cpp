@@ -4,7 +4,7 @@
 //      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:bf7c045cf00a704b
+// checksum sha256:d2b3b50b3b00462d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -351,12 +351,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
       fc2_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
     std::optional<Tensor> fc2_input_scale_used,
     std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
@@ -375,12 +379,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
   check_device(kCell, "probs", given(probs), "dy", dy);
   check_dtype(kCell, "probs", given(probs), ScalarType::Float);
   check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
   check_device(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), "dy", dy);
   check_dtype(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), ScalarType::Float);
   check_rank(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), 1, true, "[E]");
@@ -394,18 +411,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2
+      : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "fc2_input_scale_used", given(fc2_input_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -416,84 +442,129 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto fc2_input_scale_used_dense = dense(fc2_input_scale_used);
   const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
+  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
+  const Tensor dfc1_weight = need_dfc1_weight ? empty({E, 2 * F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dprobs = need_dprobs
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const Tensor dh_rowwise = need_dx
-      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
+  const Tensor dy_columnwise = need_dfc2_weight
+      ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
       : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_rowwise_scale = need_dx
+  const Tensor dy_columnwise_scale = need_dfc2_weight
       ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
+  const Tensor a_columnwise = need_dfc2_weight
+      ? empty({F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor a_columnwise_scale = need_dfc2_weight
       ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 17> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 7},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 9},  // dy_columnwise_scale
-      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+  const std::array<Lifetime, 21> lives{{
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 1, 2},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // fc2_weight_columnwise_scale
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 10},  // da
-      // a_columnwise
-      {need_dfc2_weight ? padded(F * align(32 * (T / 32 + E), 16)) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 6, 9},  // a_columnwise_scale
-      // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 7, 9},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 7, 9},  // dy_padded_sizes
-      // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 8, 9},
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 2, 5},
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 3, 5},  // dy_rowwise_scale
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 3, 3},  // dy_row_sums
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 8},  // da
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 6, 7},  // fc1_weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 6, 10},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(2 * E * 2 * F * H) : kUnwanted, 7, 10},  // fc1_weight_columnwise_decoded
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 8, 9},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 8, 10},  // dh_rowwise_scale
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 8, 11},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 8, 13},  // dh_columnwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 10, 10},  // dprobs_row_partials
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 8, 8},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 8, 8},  // dprobs_row_partials
+      {need_dx ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh_rowwise_decoded
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 11, 13},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 11, 13},  // dh_padded_sizes
+      // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 12, 13},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/9),
-      region(dfc1_bias, /*before=*/10),
-      region(dh_rowwise, /*before=*/10),
-      region(dh_columnwise, /*before=*/10),
+      region(dfc2_bias, /*before=*/3),
+      region(dy_columnwise, /*before=*/3),
+      region(dfc1_bias, /*before=*/8),
+      region(dx, /*before=*/10),
+      region(dfc1_weight, /*before=*/13),
+      region(a_columnwise, /*before=*/14),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const a_columnwise = workspace[10];
-  void* const a_columnwise_scale = workspace[11];
-  void* const dy_columnwise_decoded = workspace[12];
-  void* const dy_padded_sizes = workspace[13];
-  void* const a_columnwise_decoded = workspace[14];
+  void* const fc2_weight_columnwise = workspace[0];
+  void* const fc2_weight_columnwise_scale = workspace[1];
+  void* const fc2_weight_columnwise_decoded = workspace[2];
+  void* const dy_rowwise = workspace[3];
+  void* const dy_rowwise_scale = workspace[4];
+  void* const dy_row_sums = workspace[5];
+  void* const dy_rowwise_decoded = workspace[6];
+  void* const da = workspace[7];
+  void* const fc1_weight_columnwise = workspace[8];
+  void* const fc1_weight_columnwise_scale = workspace[9];
+  void* const fc1_weight_columnwise_decoded = workspace[10];
+  void* const dh_rowwise = workspace[11];
+  void* const dh_rowwise_scale = workspace[12];
+  void* const dh_columnwise = workspace[13];
+  void* const dh_columnwise_scale = workspace[14];
   void* const dh_row_sums = workspace[15];
   void* const dprobs_row_partials = workspace[16];
+  void* const dh_rowwise_decoded = workspace[17];
+  void* const dh_columnwise_decoded = workspace[18];
+  void* const dh_padded_sizes = workspace[19];
+  void* const x_columnwise_decoded = workspace[20];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
   float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049 * E;
   DelayedArguments due{};
 
-  // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+  // 1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  //    fc2_weight_columnwise_scale
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 16);
+      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.output = writable(fc2_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = F;
+      arguments.length = H;
+      arguments.pitch = align(H, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
   //    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
   {
     QuantizeStepArguments arguments{};
@@ -524,25 +595,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
-  //    fc2_weight_columnwise_scale
-  if (need_fc2_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc2_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = H;
-      arguments.quantize.columns = F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 16);
-      arguments.quantize.scale = floats(pointer(fc2_weight_scale_used_dense));
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -553,19 +606,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
       arguments.length = H;
       arguments.pitch = align(H, 16);
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise);
-      arguments.output = writable(fc2_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = F;
-      arguments.length = H;
-      arguments.pitch = align(H, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
@@ -585,82 +625,41 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
               },
               stream));
   }
-  // 6. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
-  //    a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
+  // 6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale
+  if (need_dx) {
     {
-      PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
-      arguments.expression.results = {nullptr};
-      arguments.expression.scalars = {};
-      arguments.expression.rows = T;
-      arguments.expression.columns = F;
-      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.step.quantize.rows = T;
-      arguments.step.quantize.columns = F;
-      arguments.step.quantize.groups = E;
-      arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.columnwise.data = writable(a_columnwise);
-      arguments.step.quantize.columnwise.scale = writable(a_columnwise_scale);
-      arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-      arguments.step.quantize.scale = floats(pointer(fc2_input_scale_used_dense));
-      check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 7. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
-  if (need_dfc2_weight) {
+  // 7. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  if (need_dx) {
     {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dy_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc1_weight_columnwise);
+      arguments.output = writable(fc1_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = H;
+      arguments.length = 2 * F;
+      arguments.pitch = align(2 * F, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 8. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(a_columnwise);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 16);
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 9. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-  //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale)),
-              },
-              stream));
-  }
-  // 10. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
-  //     fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-  //     dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
-  //     scales)
+  // 8. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+  //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
+  //    scales)
   if (need_fc2_weight_copies) {
     {
       PointwiseQuantizeArguments arguments{};
@@ -699,174 +698,152 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backw
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  // 9. dequantize: dh_rowwise -> dh_rowwise_decoded
+  if (need_dx) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dh_rowwise);
+      arguments.output = writable(dh_rowwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = T;
+      arguments.length = 2 * F;
+      arguments.pitch = align(2 * F, 16);
+      check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 10. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  //     fc1_weight_columnwise_scale, split_sizes -> dx
+  if (need_dx) {
+    check(kCell,
+          gemm_decoded_mma_dgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+              },
+              stream));
+  }
+  // 11. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  if (need_dfc1_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(dh_columnwise);
+      arguments.output = writable(dh_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.padded_sizes = integers(writable(dh_padded_sizes));
+      arguments.rows = T;
+      arguments.columns = 2 * F;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 16);
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 12. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
+  if (need_dfc1_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.rows = T;
+      arguments.columns = H;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 16);
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 13. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  //     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(dh_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 14. pointwise_quantize: h, probs, split_sizes, fc2_input_scale_used -> a_columnwise,
+  //     a_columnwise_scale  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dfc2_weight) {
+    {
+      PointwiseQuantizeArguments arguments{};
+      arguments.expression.operands = {pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.results = {nullptr};
+      arguments.expression.scalars = {};
+      arguments.expression.rows = T;
+      arguments.expression.columns = F;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.step.quantize.rows = T;
+      arguments.step.quantize.columns = F;
+      arguments.step.quantize.groups = E;
+      arguments.step.quantize.row_align = 32;
+      arguments.step.quantize.columnwise.data = writable(a_columnwise);
+      arguments.step.quantize.columnwise.scale = writable(a_columnwise_scale);
+      arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+      arguments.step.quantize.scale = floats(pointer(fc2_input_scale_used_dense));
+      check(kCell, pointwise_scaled_swiglu_forward_quantize_e4m3_tensor(io, arguments, stream));
+    }
+  }
+  return {dx, dfc1_weight, dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale,
+      a_columnwise, a_columnwise_scale};
 }
 
 Tensor backward_2(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> fc1_weight_scale_used,
-    Tensor dh_rowwise,
-    Tensor dh_rowwise_scale,
-    bool /*need_dx*/) {
+    Tensor dy_columnwise,
+    Tensor a_columnwise,
+    Tensor dy_columnwise_scale,
+    Tensor a_columnwise_scale) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
-  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
-  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
-  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
-  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[E]");
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, E, "E (num_groups)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
-  const auto dh_rowwise_dense = dense(dh_rowwise);
-  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
-  const Tensor dx = empty({T, H}, io, dy);
-  const std::array<Lifetime, 4> lives{{
-      {padded(E * H * align(2 * F, 16)), 1, 3},  // fc1_weight_columnwise
-      {padded(4 * E), 1, 4},  // fc1_weight_columnwise_scale
-      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
-  }};
-  const std::array regions{
-      region(dx, /*before=*/4),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const fc1_weight_columnwise = workspace[0];
-  void* const fc1_weight_columnwise_scale = workspace[1];
-  void* const dh_rowwise_decoded = workspace[2];
-  void* const fc1_weight_columnwise_decoded = workspace[3];
-
-  // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
-    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-  }
-  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dh_rowwise_dense);
-    arguments.output = writable(dh_rowwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = T;
-    arguments.length = 2 * F;
-    arguments.pitch = align(2 * F, 16);
-    check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
-  }
-  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(fc1_weight_columnwise);
-    arguments.output = writable(fc1_weight_columnwise_decoded);
-    arguments.matrices = E;
-    arguments.lines = H;
-    arguments.length = 2 * F;
-    arguments.pitch = align(2 * F, 16);
-    check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-  }
-  // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-  //    fc1_weight_columnwise_scale, split_sizes -> dx
-  check(kCell,
-        gemm_decoded_mma_dgrad_tensor_tensor(io,
-            DecodedGemmArguments{
-                {/*a=*/pointer(dh_rowwise_decoded), /*b=*/pointer(fc1_weight_columnwise_decoded),
-                    /*bias=*/nullptr, /*out=*/writable(dx),
-                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                /*amax_a=*/nullptr,
-                /*amax_b=*/nullptr,
-                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
-                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-            },
-            stream));
-  return dx;
-}
-
-Tensor backward_3(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dh_columnwise,
-    Tensor dh_columnwise_scale,
-    bool /*need_dfc1_weight*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
       "[H, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
-  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+  const int64_t F = extent(a_columnwise, -2);
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, E, "E (num_groups)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -874,64 +851,64 @@ Tensor backward_3(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dh_columnwise_dense = dense(dh_columnwise);
-  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
   const std::array<Lifetime, 3> lives{{
-      {padded(2 * 32 * (T / 32 + E) * 2 * F), 1, 3},  // dh_columnwise_decoded
-      {padded(8 * E), 1, 3},  // dh_padded_sizes
-      {padded(2 * 32 * (T / 32 + E) * H), 2, 3},  // x_columnwise_decoded
+      {padded(2 * 32 * (T / 32 + E) * H), 1, 3},  // dy_columnwise_decoded
+      {padded(8 * E), 1, 3},  // dy_padded_sizes
+      {padded(2 * 32 * (T / 32 + E) * F), 2, 3},  // a_columnwise_decoded
   }};
   const Workspace workspace(lives, dy);
-  void* const dh_columnwise_decoded = workspace[0];
-  void* const dh_padded_sizes = workspace[1];
-  void* const x_columnwise_decoded = workspace[2];
+  void* const dy_columnwise_decoded = workspace[0];
+  void* const dy_padded_sizes = workspace[1];
+  void* const a_columnwise_decoded = workspace[2];
 
-  // 1. dequantize_groups: dh_columnwise, split_sizes -> dh_columnwise_decoded, dh_padded_sizes
+  // 1. dequantize_groups: dy_columnwise, split_sizes -> dy_columnwise_decoded, dy_padded_sizes
   {
     DequantizeGroupsArguments arguments{};
-    arguments.data = pointer(dh_columnwise_dense);
-    arguments.output = writable(dh_columnwise_decoded);
+    arguments.data = pointer(dy_columnwise_dense);
+    arguments.output = writable(dy_columnwise_decoded);
     arguments.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.padded_sizes = integers(writable(dh_padded_sizes));
-    arguments.rows = T;
-    arguments.columns = 2 * F;
-    arguments.groups = E;
-    arguments.pitch = align(32 * (T / 32 + E), 16);
-    arguments.row_align = 32;
-    check(kCell, dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-  }
-  // 2. dequantize_groups: x_columnwise, split_sizes -> x_columnwise_decoded
-  {
-    DequantizeGroupsArguments arguments{};
-    arguments.data = pointer(x_columnwise_dense);
-    arguments.output = writable(x_columnwise_decoded);
-    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.padded_sizes = integers(writable(dy_padded_sizes));
     arguments.rows = T;
     arguments.columns = H;
     arguments.groups = E;
     arguments.pitch = align(32 * (T / 32 + E), 16);
     arguments.row_align = 32;
+    check(kCell, dequantize_groups_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 2. dequantize_groups: a_columnwise, split_sizes -> a_columnwise_decoded
+  {
+    DequantizeGroupsArguments arguments{};
+    arguments.data = pointer(a_columnwise_dense);
+    arguments.output = writable(a_columnwise_decoded);
+    arguments.group_sizes = integers(pointer(split_sizes_dense));
+    arguments.rows = T;
+    arguments.columns = F;
+    arguments.groups = E;
+    arguments.pitch = align(32 * (T / 32 + E), 16);
+    arguments.row_align = 32;
     check(kCell, dequantize_groups_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
   }
-  // 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-  //    x_columnwise_scale, dh_padded_sizes -> dfc1_weight
+  // 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  //    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
   check(kCell,
         gemm_decoded_mma_wgrad_tensor_tensor(io,
             DecodedGemmArguments{
-                {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
-                    /*group_sizes=*/integers(pointer(dh_padded_sizes)),
-                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                    /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*amax_a=*/nullptr,
                 /*amax_b=*/nullptr,
-                /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+                /*scale_a=*/floats(pointer(dy_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
             },
             stream));
-  return dfc1_weight;
+  return dfc2_weight;
 }
 
 }  // namespace
@@ -940,5 +917,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("grouped_mlp__fp8_delayed__recompute_activations_forward", TORCH_BOX(&forward));
   m.impl("grouped_mlp__fp8_delayed__recompute_activations_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_delayed__recompute_activations_backward_2", TORCH_BOX(&backward_2));
-  m.impl("grouped_mlp__fp8_delayed__recompute_activations_backward_3", TORCH_BOX(&backward_3));
 }

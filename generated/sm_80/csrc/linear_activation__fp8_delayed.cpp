@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:f7638f9e70fd5e81
+// checksum sha256:da89e20098b3883a
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -259,22 +259,22 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 11> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
-      {need_dx ? padded(4) : kUnwanted, 1, 5},  // dfc_y_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 6},  // dfc_y_columnwise
-      {need_dfc_weight ? padded(4) : kUnwanted, 1, 8},  // dfc_y_columnwise_scale
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 6},  // dfc_y_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 8},  // dfc_y_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dfc_y_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 4},  // dfc_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 4},  // fc_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 2, 5},  // fc_weight_columnwise_scale
-      {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dfc_y_rowwise_decoded
-      {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
       // dfc_y_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},
-      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 2, 4},
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 3, 4},  // x_columnwise_decoded
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 5, 7},  // fc_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 5, 8},  // fc_weight_columnwise_scale
+      {need_dx ? padded(2 * T * D) : kUnwanted, 6, 8},  // dfc_y_rowwise_decoded
+      {need_dx ? padded(2 * D * K) : kUnwanted, 7, 8},  // fc_weight_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc_weight, /*before=*/8),
+      region(dfc_weight, /*before=*/4),
+      region(dx, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dfc_y_rowwise = workspace[0];
@@ -282,12 +282,12 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   void* const dfc_y_columnwise = workspace[2];
   void* const dfc_y_columnwise_scale = workspace[3];
   void* const dfc_y_row_sums = workspace[4];
-  void* const fc_weight_columnwise = workspace[5];
-  void* const fc_weight_columnwise_scale = workspace[6];
-  void* const dfc_y_rowwise_decoded = workspace[7];
-  void* const fc_weight_columnwise_decoded = workspace[8];
-  void* const dfc_y_columnwise_decoded = workspace[9];
-  void* const x_columnwise_decoded = workspace[10];
+  void* const dfc_y_columnwise_decoded = workspace[5];
+  void* const x_columnwise_decoded = workspace[6];
+  void* const fc_weight_columnwise = workspace[7];
+  void* const fc_weight_columnwise_scale = workspace[8];
+  void* const dfc_y_rowwise_decoded = workspace[9];
+  void* const fc_weight_columnwise_decoded = workspace[10];
   float* const fc_grad_output_amax_history = floats(writable(backward_state));
   float* const fc_grad_output_scale = floats(writable(backward_state)) + 1024;
   DelayedArguments due{};
@@ -327,7 +327,49 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.step.update = true;
     check(kCell, pointwise_gelu_backward_quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+  // 2. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dfc_y_columnwise);
+      arguments.output = writable(dfc_y_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = D;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. dequantize: x_columnwise -> x_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = K;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 4. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
+  //    x_columnwise_scale -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 5. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
   //    fc_weight_columnwise_scale
   if (need_dx) {
     {
@@ -345,7 +387,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. dequantize: dfc_y_rowwise -> dfc_y_rowwise_decoded
+  // 6. dequantize: dfc_y_rowwise -> dfc_y_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -358,7 +400,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
+  // 7. dequantize: fc_weight_columnwise -> fc_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -371,7 +413,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded, dfc_y_rowwise_scale,
+  // 8. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded, dfc_y_rowwise_scale,
   //    fc_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
@@ -385,48 +427,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dfc_y_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 6. dequantize: dfc_y_columnwise -> dfc_y_columnwise_decoded
-  if (need_dfc_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dfc_y_columnwise);
-      arguments.output = writable(dfc_y_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = D;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize: x_columnwise -> x_columnwise_decoded
-  if (need_dfc_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(x_columnwise_dense);
-      arguments.output = writable(x_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = K;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded, dfc_y_columnwise_scale,
-  //    x_columnwise_scale -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dfc_y_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

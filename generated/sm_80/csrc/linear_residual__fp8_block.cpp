@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:019df2abeb57d265
+// checksum sha256:57f11593bc97ca3e
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/dequantize_e4m3_block_128x128.h"
@@ -214,22 +214,22 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
   const std::array<Lifetime, 11> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 6},  // dy_columnwise_scale
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 6},  // dy_rowwise
+      {need_dx ? padded(4 * T * ceildiv(D, 128)) : kUnwanted, 1, 6},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 4},  // fc_weight_columnwise
+      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 2, 4},  // dy_columnwise_decoded
+      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 3, 4},  // x_columnwise_decoded
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 5, 7},  // fc_weight_columnwise
       // fc_weight_columnwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 2, 4},
-      {need_dx ? padded(2 * T * D) : kUnwanted, 3, 5},  // dy_rowwise_decoded
-      {need_dx ? padded(2 * D * K) : kUnwanted, 4, 5},  // fc_weight_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * D) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc_weight ? padded(2 * align(T, 16) * K) : kUnwanted, 7, 8},  // x_columnwise_decoded
+      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 5, 7},
+      {need_dx ? padded(2 * T * D) : kUnwanted, 6, 8},  // dy_rowwise_decoded
+      {need_dx ? padded(2 * D * K) : kUnwanted, 7, 8},  // fc_weight_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc_weight, /*before=*/8),
+      region(dfc_weight, /*before=*/4),
+      region(dx, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -237,12 +237,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const fc_weight_columnwise = workspace[5];
-  void* const fc_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc_weight_columnwise_decoded = workspace[8];
-  void* const dy_columnwise_decoded = workspace[9];
-  void* const x_columnwise_decoded = workspace[10];
+  void* const dy_columnwise_decoded = workspace[5];
+  void* const x_columnwise_decoded = workspace[6];
+  void* const fc_weight_columnwise = workspace[7];
+  void* const fc_weight_columnwise_scale = workspace[8];
+  void* const dy_rowwise_decoded = workspace[9];
+  void* const fc_weight_columnwise_decoded = workspace[10];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc_bias,
   //    dy_row_sums
@@ -265,7 +265,54 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  // 2. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_columnwise);
+      arguments.scale = pointer(dy_columnwise_scale);
+      arguments.output = writable(dy_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = D;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = D;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
+  if (need_dfc_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.scale = pointer(x_columnwise_scale_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = K;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = K;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 4. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+              },
+              stream));
+  }
+  // 5. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
   if (need_dx) {
     {
       QuantizeStepArguments arguments{};
@@ -282,7 +329,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 6. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -299,7 +346,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
+  // 7. dequantize: fc_weight_columnwise, fc_weight_columnwise_scale -> fc_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -317,7 +364,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+  // 8. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
   if (need_dx) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
@@ -325,53 +372,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                   {/*a=*/pointer(dy_rowwise_decoded), /*b=*/pointer(fc_weight_columnwise_decoded),
                       /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
-  if (need_dfc_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.scale = pointer(dy_columnwise_scale);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = D;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = D;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize: x_columnwise, x_columnwise_scale -> x_columnwise_decoded
-  if (need_dfc_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(x_columnwise_dense);
-      arguments.scale = pointer(x_columnwise_scale_dense);
-      arguments.output = writable(x_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = K;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = K;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/D, /*k=*/K, sms},
                   /*amax_a=*/nullptr,
                   /*amax_b=*/nullptr,
               },

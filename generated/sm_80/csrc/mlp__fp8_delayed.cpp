@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:79d051b0741b73f1
+// checksum sha256:e83da9d4adb91a6f
 // The MLP of a dense transformer layer, with GELU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -402,24 +402,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const Tensor dh_columnwise_scale = need_dfc1_weight
       ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const std::array<Lifetime, 13> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 8},  // dy_columnwise_scale
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 6},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 8},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
+      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 4},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 3, 4},  // a_columnwise_decoded
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 5, 7},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 5, 8},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 6, 8},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
+      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 7, 8},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 8, 9},  // da
       {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * F) : kUnwanted, 9, 9},  // dh_row_sums
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
+      region(dfc2_weight, /*before=*/4),
       region(dh_rowwise, /*before=*/9),
       region(dh_columnwise, /*before=*/9),
   };
@@ -429,13 +429,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const a_columnwise_decoded = workspace[11];
+  void* const dy_columnwise_decoded = workspace[5];
+  void* const a_columnwise_decoded = workspace[6];
+  void* const fc2_weight_columnwise = workspace[7];
+  void* const fc2_weight_columnwise_scale = workspace[8];
+  void* const dy_rowwise_decoded = workspace[9];
+  void* const fc2_weight_columnwise_decoded = workspace[10];
+  void* const da = workspace[11];
   void* const dh_row_sums = workspace[12];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
@@ -473,7 +473,49 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. dequantize: dy_columnwise -> dy_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_columnwise);
+      arguments.output = writable(dy_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = H;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. dequantize: a_columnwise -> a_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(a_columnwise_dense);
+      arguments.output = writable(a_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = F;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  //    a_columnwise_scale -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 5. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -491,7 +533,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 6. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -504,7 +546,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  // 7. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -517,7 +559,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  // 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc2_weight_columnwise_scale -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -530,48 +572,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 6. dequantize: dy_columnwise -> dy_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize: a_columnwise -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = F;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-  //    a_columnwise_scale -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
               },
               stream));
   }
@@ -622,10 +622,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
     std::optional<Tensor> fc1_weight_scale_used,
-    std::optional<Tensor> dh_rowwise,
-    std::optional<Tensor> dh_rowwise_scale,
     std::optional<Tensor> dh_columnwise,
     std::optional<Tensor> dh_columnwise_scale,
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
     bool need_dx,
     bool need_dfc1_weight) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
@@ -643,18 +643,18 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
-  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
-  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(F, 16)]");
-  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[1]");
   check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
   check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
   check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[F, align(T, 16)]");
   check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
   check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[1]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc1_weight ? extent(*fc1_weight, -2)
@@ -664,13 +664,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
   check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 1, "1");
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(F, 16), "align(F, 16)");
   check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 1, "1");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 1, "1");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -681,35 +681,76 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
-  const auto dh_rowwise_dense = dense(dh_rowwise);
-  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   const auto dh_columnwise_dense = dense(dh_columnwise);
   const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   std::optional<Tensor> dx;
   if (need_dx) dx = empty_rows(dy, 1, {H}, io);
   std::optional<Tensor> dfc1_weight;
   if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
   const std::array<Lifetime, 6> lives{{
-      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 1, 3},  // fc1_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 1, 4},  // fc1_weight_columnwise_scale
-      {need_dx ? padded(2 * T * F) : kUnwanted, 2, 4},  // dh_rowwise_decoded
-      {need_dx ? padded(2 * F * H) : kUnwanted, 3, 4},  // fc1_weight_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 5, 7},  // dh_columnwise_decoded
-      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 7},  // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 1, 3},  // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 3},  // x_columnwise_decoded
+      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 4, 6},  // fc1_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 4, 7},  // fc1_weight_columnwise_scale
+      {need_dx ? padded(2 * T * F) : kUnwanted, 5, 7},  // dh_rowwise_decoded
+      {need_dx ? padded(2 * F * H) : kUnwanted, 6, 7},  // fc1_weight_columnwise_decoded
   }};
   const std::array regions{
-      region(dx, /*before=*/4),
-      region(dfc1_weight, /*before=*/7),
+      region(dx, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const fc1_weight_columnwise = workspace[0];
-  void* const fc1_weight_columnwise_scale = workspace[1];
-  void* const dh_rowwise_decoded = workspace[2];
-  void* const fc1_weight_columnwise_decoded = workspace[3];
-  void* const dh_columnwise_decoded = workspace[4];
-  void* const x_columnwise_decoded = workspace[5];
+  void* const dh_columnwise_decoded = workspace[0];
+  void* const x_columnwise_decoded = workspace[1];
+  void* const fc1_weight_columnwise = workspace[2];
+  void* const fc1_weight_columnwise_scale = workspace[3];
+  void* const dh_rowwise_decoded = workspace[4];
+  void* const fc1_weight_columnwise_decoded = workspace[5];
 
-  // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  // 1. dequantize: dh_columnwise -> dh_columnwise_decoded
+  if (need_dfc1_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dh_columnwise_dense);
+      arguments.output = writable(dh_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = F;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 2. dequantize: x_columnwise -> x_columnwise_decoded
+  if (need_dfc1_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = H;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+  //    x_columnwise_scale -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/F, /*k=*/H, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 4. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale
   if (need_dx) {
     {
@@ -727,7 +768,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 2. dequantize: dh_rowwise -> dh_rowwise_decoded
+  // 5. dequantize: dh_rowwise -> dh_rowwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -740,7 +781,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 3. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
+  // 6. dequantize: fc1_weight_columnwise -> fc1_weight_columnwise_decoded
   if (need_dx) {
     {
       DequantizeArguments arguments{};
@@ -753,7 +794,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+  // 7. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
   //    fc1_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
@@ -766,48 +807,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
                   /*amax_b=*/nullptr,
                   /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
                   /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 5. dequantize: dh_columnwise -> dh_columnwise_decoded
-  if (need_dfc1_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dh_columnwise_dense);
-      arguments.output = writable(dh_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = F;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 6. dequantize: x_columnwise -> x_columnwise_decoded
-  if (need_dfc1_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(x_columnwise_dense);
-      arguments.output = writable(x_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-  //    x_columnwise_scale -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/F, /*k=*/H, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

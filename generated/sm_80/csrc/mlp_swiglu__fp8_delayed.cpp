@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:7bcb3545532e3937
+// checksum sha256:65738c4e91effafc
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/dequantize_e4m3_codes.h"
@@ -325,9 +325,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
       fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
-    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
@@ -341,9 +340,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
@@ -363,9 +359,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : h ? extent(*h, -1) / 2 : 0;
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+      : 0;
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 1, "1");
@@ -382,47 +376,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dfc2_weight = need_dfc2_weight ? empty({H, F}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
-  const Tensor dh_rowwise = need_dx
-      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_rowwise_scale = need_dx
-      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(T, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
-      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 13> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 5},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 8},  // dy_columnwise_scale
+  const Tensor da = need_fc2_weight_copies ? empty_rows(dy, 1, {F}, io) : empty({0}, io, dy);
+  const std::array<Lifetime, 11> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 6},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 8},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
+      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 4},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 3, 4},  // a_columnwise_decoded
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 5},  // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 5, 7},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 5, 8},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 6, 8},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
-      // dh_row_sums
-      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 7, 8},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dh_rowwise, /*before=*/9),
-      region(dh_columnwise, /*before=*/9),
+      region(dfc2_weight, /*before=*/4),
+      region(da, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -430,18 +409,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const a_columnwise_decoded = workspace[11];
-  void* const dh_row_sums = workspace[12];
+  void* const dy_columnwise_decoded = workspace[5];
+  void* const a_columnwise_decoded = workspace[6];
+  void* const fc2_weight_columnwise = workspace[7];
+  void* const fc2_weight_columnwise_scale = workspace[8];
+  void* const dy_rowwise_decoded = workspace[9];
+  void* const fc2_weight_columnwise_decoded = workspace[10];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
-  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
-  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049;
   DelayedArguments due{};
 
   // 1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
@@ -470,11 +445,53 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     arguments.state.groups = 1;
     arguments.state.max = 57344.0f;
     arguments.due = &due;
-    arguments.moves_states = !need_fc2_weight_copies;
+    arguments.moves_states = true;
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. dequantize: dy_columnwise -> dy_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_columnwise);
+      arguments.output = writable(dy_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = H;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. dequantize: a_columnwise -> a_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(a_columnwise_dense);
+      arguments.output = writable(a_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = F;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+  //    a_columnwise_scale -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad_tensor_tensor(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 5. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -492,7 +509,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. dequantize: dy_rowwise -> dy_rowwise_decoded
+  // 6. dequantize: dy_rowwise -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -505,7 +522,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, dequantize_e5m2_codes(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
+  // 7. dequantize: fc2_weight_columnwise -> fc2_weight_columnwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -518,7 +535,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+  // 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
   //    fc2_weight_columnwise_scale -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -534,90 +551,104 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
               },
               stream));
   }
-  // 6. dequantize: dy_columnwise -> dy_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e5m2_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize: a_columnwise -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = F;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      check(kCell, dequantize_e4m3_codes_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-  //    a_columnwise_scale -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad_tensor_tensor(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 9. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
-  //    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
-  //    (y = gate * sigmoid(gate) * up)
-  if (need_fc2_weight_copies) {
-    {
-      PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense)};
-      arguments.expression.results = {nullptr, nullptr};
-      arguments.expression.scalars = {};
-      arguments.expression.rows = T;
-      arguments.expression.columns = F;
-      arguments.step.quantize.group_sizes = nullptr;
-      arguments.step.quantize.rows = T;
-      arguments.step.quantize.columns = 2 * F;
-      arguments.step.quantize.groups = 1;
-      arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-      arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight
-          ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight
-          ? writable(dh_columnwise_scale) : nullptr;
-      arguments.step.quantize.columnwise.pitch = align(T, 16);
-      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-      arguments.step.quantize.row_sums = floats(dh_row_sums);
-      arguments.step.state.history = fc1_grad_output_amax_history;
-      arguments.step.state.scale = fc1_grad_output_scale;
-      arguments.step.state.slots = 1024;
-      arguments.step.state.groups = 1;
-      arguments.step.state.max = 57344.0f;
-      arguments.step.due = &due;
-      arguments.step.moves_states = true;
-      arguments.step.update = need_fc2_weight_copies;
-      check(kCell, pointwise_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
-    }
-  }
-  return {dfc2_weight, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  return {dfc2_weight, dfc2_bias, da};
 }
 
-Tensor backward_2(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    Tensor da,
+    Tensor backward_state,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  check_device(kCell, "backward_state", given(backward_state), "dy", dy);
+  check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
+  check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, 1]");
+  check_contiguous(kCell, "backward_state", given(backward_state));
+  const int64_t T = rows(dy, 1);
+  const int64_t F = extent(da, -1);
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
+  check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
+  const ScalarType io = dy.scalar_type();
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({2 * F}, io, dy) : empty({0}, io, dy);
+  const Tensor dh_rowwise = need_dx
+      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_rowwise_scale = need_dx
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(T, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(4 * (T / 128 + 1) * 2 * F), 1, 1},  // dh_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_row_sums = workspace[0];
+  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
+  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049;
+  DelayedArguments due{};
+
+  // 1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  //    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
+  //    (y = gate * sigmoid(gate) * up)
+  {
+    PointwiseQuantizeArguments arguments{};
+    arguments.expression.operands = {pointer(da_dense), pointer(h_dense), pointer(h_dense)};
+    arguments.expression.results = {nullptr, nullptr};
+    arguments.expression.scalars = {};
+    arguments.expression.rows = T;
+    arguments.expression.columns = F;
+    arguments.step.quantize.group_sizes = nullptr;
+    arguments.step.quantize.rows = T;
+    arguments.step.quantize.columns = 2 * F;
+    arguments.step.quantize.groups = 1;
+    arguments.step.quantize.row_align = 32;
+    arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+    arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+    arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
+    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc1_weight
+        ? writable(dh_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.pitch = align(T, 16);
+    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+    arguments.step.quantize.row_sums = floats(dh_row_sums);
+    arguments.step.state.history = fc1_grad_output_amax_history;
+    arguments.step.state.scale = fc1_grad_output_scale;
+    arguments.step.state.slots = 1024;
+    arguments.step.state.groups = 1;
+    arguments.step.state.max = 57344.0f;
+    arguments.step.due = &due;
+    arguments.step.moves_states = true;
+    arguments.step.update = true;
+    check(kCell, pointwise_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
+  }
+  return {dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+}
+
+Tensor backward_3(
     Tensor dy,
     std::optional<Tensor> fc1_weight,
     std::optional<Tensor> fc1_weight_scale_used,
@@ -731,7 +762,7 @@ Tensor backward_2(
   return dx;
 }
 
-Tensor backward_3(
+Tensor backward_4(
     Tensor dy,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
@@ -829,4 +860,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("mlp_swiglu__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
   m.impl("mlp_swiglu__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
   m.impl("mlp_swiglu__fp8_delayed_backward_3", TORCH_BOX(&backward_3));
+  m.impl("mlp_swiglu__fp8_delayed_backward_4", TORCH_BOX(&backward_4));
 }

@@ -3,7 +3,7 @@
 //      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:18b0bf6dfaeeed71
+// checksum sha256:22e0a71401c423a2
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -421,19 +421,16 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   return {dfc2_weight, dfc2_bias, dh, drow_probs};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_2(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> dh,
-    std::optional<Tensor> drow_probs,
+    Tensor dh,
     bool need_dx,
     bool need_dfc1_weight,
-    bool need_dprobs,
     bool need_dfc1_bias,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
@@ -457,14 +454,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "dh", given(dh), "dy", dy);
   check_same_dtype(kCell, "dh", given(dh), "dy", dy);
   check_rank(kCell, "dh", given(dh), 2, true, "[T * K, 2 * F]");
-  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
-  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
-  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : dh ? extent(*dh, -1) / 2 : 0;
+  const int64_t F = extent(dh, -1) / 2;
   check_size(kCell, "x", given(x), -2, T, "T (tokens)");
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
@@ -474,9 +468,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "dh", given(dh), -2, T * K, "T * K");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -489,47 +482,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto slot_row_dense = dense(slot_row);
   const auto fc1_weight_dense = dense(fc1_weight);
   const auto dh_dense = dense(dh);
-  const auto drow_probs_dense = dense(drow_probs);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
   if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_dx ? padded(2 * T * K * H) : kUnwanted, 1, 5},  // drows
-      {need_dfc1_weight ? padded(2 * T * K * H) : kUnwanted, 2, 3},  // rows
+  std::optional<Tensor> drows;
+  if (need_dx) drows = empty({T * K, H}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_dfc1_weight ? padded(2 * T * K * H) : kUnwanted, 1, 2},  // rows
   }};
   const std::array regions{
+      region(drows, /*before=*/3),
       region(dfc1_bias, /*before=*/4),
-      region(dx, /*before=*/5),
-      region(dprobs, /*before=*/6),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const drows = workspace[0];
-  void* const rows = workspace[1];
+  void* const rows = workspace[0];
 
-  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-  if (need_dx) {
-    check(kCell,
-          gemm_mma_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(fc1_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(drows),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 2. gather_rows: x, row_slot, slot_row -> rows
+  // 1. gather_rows: x, row_slot, slot_row -> rows
   if (need_dfc1_weight) {
     {
       GatherRowsArguments arguments{};
@@ -543,7 +512,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, gather_rows(io, arguments, stream));
     }
   }
-  // 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+  // 2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
@@ -552,6 +521,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                   /*b=*/pointer(rows),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc1_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  if (need_dx) {
+    check(kCell,
+          gemm_mma_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(fc1_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(drows),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/T * K,
                   /*groups=*/E,
@@ -575,11 +562,55 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. combine_rows: drows, slot_row -> dx
+  return {dfc1_weight, dfc1_bias, drows};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    Tensor slot_row,
+    std::optional<Tensor> drows,
+    std::optional<Tensor> drow_probs,
+    bool need_dx,
+    bool need_dprobs,
+    int64_t /*plan_capacity*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "slot_row", given(slot_row), "dy", dy);
+  check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
+  check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, K]");
+  check_device(kCell, "drows", given(drows), "dy", dy);
+  check_same_dtype(kCell, "drows", given(drows), "dy", dy);
+  check_rank(kCell, "drows", given(drows), 2, true, "[T * K, H]");
+  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
+  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
+  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t K = extent(slot_row, -1);
+  check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
+  check_size(kCell, "drows", given(drows), -2, T * K, "T * K");
+  check_size(kCell, "drows", given(drows), -1, H, "H (hidden)");
+  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto slot_row_dense = dense(slot_row);
+  const auto drows_dense = dense(drows);
+  const auto drow_probs_dense = dense(drow_probs);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
+
+  // 1. combine_rows: drows, slot_row -> dx
   if (need_dx) {
     {
       CombineRowsArguments arguments{};
-      arguments.y = pointer(drows);
+      arguments.y = pointer(drows_dense);
       arguments.slot_row = pointer(slot_row_dense);
       arguments.x = writable(dx);
       arguments.tokens = T;
@@ -588,7 +619,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, combine_rows(io, arguments, stream));
     }
   }
-  // 6. take: drow_probs, slot_row -> dprobs
+  // 2. take: drow_probs, slot_row -> dprobs
   if (need_dprobs) {
     {
       TakeArguments arguments{};
@@ -600,7 +631,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, take(io, arguments, stream));
     }
   }
-  return {dx, dfc1_weight, dprobs, dfc1_bias};
+  return {dx, dprobs};
 }
 
 }  // namespace
@@ -609,4 +640,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("moe_layer__bf16_forward", TORCH_BOX(&forward));
   m.impl("moe_layer__bf16_backward_1", TORCH_BOX(&backward_1));
   m.impl("moe_layer__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("moe_layer__bf16_backward_3", TORCH_BOX(&backward_3));
 }

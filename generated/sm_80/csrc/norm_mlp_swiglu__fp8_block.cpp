@@ -5,7 +5,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:311b8eebab8d52d2
+// checksum sha256:ca09042baee0445f
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -309,11 +309,8 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, norm_rstd, h_kept, a_columnwise, a_columnwise_scale, n_columnwise, n_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
@@ -327,9 +324,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
@@ -343,9 +337,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, ceildiv(T, 128),
@@ -359,55 +351,38 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dnorm_weight || need_dfc1_weight
       || need_dfc1_bias;
-  const bool need_dh_rowwise = need_dx || need_dnorm_weight;
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({H, F}, io, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  std::optional<Tensor> dh_rowwise;
-  if (need_dh_rowwise) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
-  std::optional<Tensor> dh_rowwise_scale;
-  if (need_dh_rowwise) dh_rowwise_scale = empty({T, ceildiv(2 * F, 128)}, ScalarType::Float, dy);
-  std::optional<Tensor> dh_columnwise;
-  if (need_dfc1_weight) dh_columnwise = empty({2 * F, align(T, 16)}, ScalarType::Float8_e4m3fn, dy);
-  std::optional<Tensor> dh_columnwise_scale;
-  if (need_dfc1_weight) dh_columnwise_scale =
-      empty({ceildiv(T, 128), 2 * F}, ScalarType::Float, dy);
-  const std::array<Lifetime, 13> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+  std::optional<Tensor> da;
+  if (need_fc2_weight_copies) da = empty_rows(dy, 1, {F}, io);
+  const std::array<Lifetime, 11> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 6},  // dy_rowwise
       // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 6},  // dy_columnwise
+      {need_fc2_weight_copies ? padded(4 * T * ceildiv(H, 128)) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
       // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 6},
+      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 2},
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
+      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 2, 4},  // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 3, 4},  // a_columnwise_decoded
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 5, 7},
       // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 5, 7},
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 6, 8},  // dy_rowwise_decoded
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      {need_dfc2_weight ? padded(2 * align(T, 16) * H) : kUnwanted, 6, 8},  // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * align(T, 16) * F) : kUnwanted, 7, 8},  // a_columnwise_decoded
-      // dh_row_sums
-      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * 2 * F) : kUnwanted, 9, 9},
+      {need_fc2_weight_copies ? padded(2 * H * F) : kUnwanted, 7, 8},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dh_rowwise, /*before=*/9),
-      region(dh_rowwise_scale, /*before=*/9),
-      region(dh_columnwise, /*before=*/9),
-      region(dh_columnwise_scale, /*before=*/9),
+      region(dfc2_weight, /*before=*/4),
+      region(da, /*before=*/8),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -415,14 +390,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_columnwise = workspace[2];
   void* const dy_columnwise_scale = workspace[3];
   void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const dy_rowwise_decoded = workspace[7];
-  void* const fc2_weight_columnwise_decoded = workspace[8];
-  void* const da = workspace[9];
-  void* const dy_columnwise_decoded = workspace[10];
-  void* const a_columnwise_decoded = workspace[11];
-  void* const dh_row_sums = workspace[12];
+  void* const dy_columnwise_decoded = workspace[5];
+  void* const a_columnwise_decoded = workspace[6];
+  void* const fc2_weight_columnwise = workspace[7];
+  void* const fc2_weight_columnwise_scale = workspace[8];
+  void* const dy_rowwise_decoded = workspace[9];
+  void* const fc2_weight_columnwise_decoded = workspace[10];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
   //    dy_row_sums
@@ -447,7 +420,54 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 2. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(dy_columnwise);
+      arguments.scale = pointer(dy_columnwise_scale);
+      arguments.output = writable(dy_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = H;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = H;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(a_columnwise_dense);
+      arguments.scale = pointer(a_columnwise_scale_dense);
+      arguments.output = writable(a_columnwise_decoded);
+      arguments.matrices = 1;
+      arguments.lines = F;
+      arguments.length = align(T, 16);
+      arguments.pitch = align(T, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = F;
+      arguments.lines_per_scale = 1;
+      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_decoded_mma_wgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*amax_a=*/nullptr,
+                  /*amax_b=*/nullptr,
+              },
+              stream));
+  }
+  // 5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -464,7 +484,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 6. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -481,7 +501,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, dequantize_e4m3_block_1x128(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 7. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> fc2_weight_columnwise_decoded
   if (need_fc2_weight_copies) {
     {
@@ -500,7 +520,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
           dequantize_e4m3_block_128x128_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
-  // 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+  // 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
   if (need_fc2_weight_copies) {
     check(kCell,
           gemm_decoded_mma_dgrad(io,
@@ -513,88 +533,89 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. dequantize: dy_columnwise, dy_columnwise_scale -> dy_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.scale = pointer(dy_columnwise_scale);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = H;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = H;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize: a_columnwise, a_columnwise_scale -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.scale = pointer(a_columnwise_scale_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.matrices = 1;
-      arguments.lines = F;
-      arguments.length = align(T, 16);
-      arguments.pitch = align(T, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = F;
-      arguments.lines_per_scale = 1;
-      check(kCell, dequantize_e4m3_block_1x128_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_mma_wgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/align(T, 16), /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/nullptr,
-                  /*amax_b=*/nullptr,
-              },
-              stream));
-  }
-  // 9. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
-  //    dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
-  if (need_fc2_weight_copies) {
-    {
-      PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense), pointer(h_dense)};
-      arguments.expression.results = {nullptr, nullptr};
-      arguments.expression.scalars = {};
-      arguments.expression.rows = T;
-      arguments.expression.columns = F;
-      arguments.step.quantize.group_sizes = nullptr;
-      arguments.step.quantize.rows = T;
-      arguments.step.quantize.columns = 2 * F;
-      arguments.step.quantize.groups = 1;
-      arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.power_of_two = true;
-      arguments.step.quantize.rowwise.data = need_dh_rowwise ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_dh_rowwise
-          ? writable(dh_rowwise_scale) : nullptr;
-      arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight
-          ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight
-          ? writable(dh_columnwise_scale) : nullptr;
-      arguments.step.quantize.columnwise.pitch = align(T, 16);
-      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-      arguments.step.quantize.row_sums = floats(dh_row_sums);
-      check(kCell, pointwise_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
-    }
-  }
-  return {dfc2_weight, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise,
-      dh_columnwise_scale};
+  return {dfc2_weight, dfc2_bias, da};
 }
 
-Tensor backward_2(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    Tensor da,
+    bool need_dx,
+    bool need_dnorm_weight,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias,
+    double /*norm_eps*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., 2 * F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t F = extent(da, -1);
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  const bool need_dh_rowwise = need_dx || need_dnorm_weight;
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
+  std::optional<Tensor> dh_rowwise;
+  if (need_dh_rowwise) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_rowwise_scale;
+  if (need_dh_rowwise) dh_rowwise_scale = empty({T, ceildiv(2 * F, 128)}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_columnwise;
+  if (need_dfc1_weight) dh_columnwise = empty({2 * F, align(T, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_columnwise_scale;
+  if (need_dfc1_weight) dh_columnwise_scale =
+      empty({ceildiv(T, 128), 2 * F}, ScalarType::Float, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(4 * (T / 128 + 1) * 2 * F), 1, 1},  // dh_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_row_sums = workspace[0];
+
+  // 1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  //    dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = gate * sigmoid(gate) * up)
+  {
+    PointwiseQuantizeArguments arguments{};
+    arguments.expression.operands = {pointer(da_dense), pointer(h_dense), pointer(h_dense)};
+    arguments.expression.results = {nullptr, nullptr};
+    arguments.expression.scalars = {};
+    arguments.expression.rows = T;
+    arguments.expression.columns = F;
+    arguments.step.quantize.group_sizes = nullptr;
+    arguments.step.quantize.rows = T;
+    arguments.step.quantize.columns = 2 * F;
+    arguments.step.quantize.groups = 1;
+    arguments.step.quantize.row_align = 32;
+    arguments.step.quantize.power_of_two = true;
+    arguments.step.quantize.rowwise.data = need_dh_rowwise ? writable(dh_rowwise) : nullptr;
+    arguments.step.quantize.rowwise.scale = need_dh_rowwise ? writable(dh_rowwise_scale) : nullptr;
+    arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
+    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc1_weight
+        ? writable(dh_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.pitch = align(T, 16);
+    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+    arguments.step.quantize.row_sums = floats(dh_row_sums);
+    check(kCell, pointwise_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
+  }
+  return {dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+}
+
+Tensor backward_3(
     Tensor dy,
     std::optional<Tensor> fc1_weight,
     Tensor dh_rowwise,
@@ -712,7 +733,7 @@ Tensor backward_2(
   return dn;
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_3(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_4(
     Tensor dy,
     std::optional<Tensor> x,
     std::optional<Tensor> norm_weight,
@@ -889,4 +910,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("norm_mlp_swiglu__fp8_block_backward_1", TORCH_BOX(&backward_1));
   m.impl("norm_mlp_swiglu__fp8_block_backward_2", TORCH_BOX(&backward_2));
   m.impl("norm_mlp_swiglu__fp8_block_backward_3", TORCH_BOX(&backward_3));
+  m.impl("norm_mlp_swiglu__fp8_block_backward_4", TORCH_BOX(&backward_4));
 }

@@ -4,7 +4,7 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:1634355a606f1642
+// checksum sha256:fe63a0178c89b361
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
@@ -59,6 +59,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
     double router_scale,
     double router_aux_coefficient,
     double router_z_coefficient,
+    int64_t router_sequences,
     int64_t plan_capacity) {
   const int32_t device = require_arch(kCell, "x", x, kArch);
   check_io_dtype(kCell, "x", given(x));
@@ -220,6 +221,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
     arguments.least_sum = static_cast<float>(router_least_sum);
     arguments.aux_coefficient = static_cast<float>(router_aux_coefficient);
     arguments.z_coefficient = static_cast<float>(router_z_coefficient);
+    arguments.sequences = router_sequences;
     arguments.groups = 1;
     arguments.kept_groups = 1;
     arguments.group_top = 1;
@@ -345,6 +347,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     double /*router_scale*/,
     double /*router_aux_coefficient*/,
     double /*router_z_coefficient*/,
+    int64_t /*router_sequences*/,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -407,8 +410,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       empty({8 * T}, ScalarType::Float, dy);
   const std::array<Lifetime, 3> lives{{
       {padded(2 * 8 * T * H), 1, 5},  // dexperts
-      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 2, 6},  // da
-      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 3, 4},  // a
+      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 2, 3},  // a
+      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 4, 6},  // da
   }};
   const std::array regions{
       region(dfc2_bias, /*before=*/5),
@@ -416,8 +419,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   };
   const Workspace workspace(lives, dy, regions);
   void* const dexperts = workspace[0];
-  void* const da = workspace[1];
-  void* const a = workspace[2];
+  void* const a = workspace[1];
+  void* const da = workspace[2];
 
   // 1. gather_rows: dy, row_slot, slot_row -> dexperts
   {
@@ -431,25 +434,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.columns = H;
     check(kCell, gather_rows(io, arguments, stream));
   }
-  // 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-  if (need_da) {
-    check(kCell,
-          gemm_mma_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dexperts),
-                  /*b=*/pointer(fc2_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(da),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+  // 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
   if (need_dfc2_weight) {
     check(kCell,
           pointwise_scaled_swiglu_forward(io,
@@ -462,7 +447,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+  // 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
@@ -471,6 +456,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                   /*b=*/pointer(a),
                   /*bias=*/nullptr,
                   /*out=*/writable(dfc2_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/H,
+                  /*k=*/F,
+                  sms,
+              },
+              stream));
+  }
+  // 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  if (need_da) {
+    check(kCell,
+          gemm_mma_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dexperts),
+                  /*b=*/pointer(fc2_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(da),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/8 * T,
                   /*groups=*/E,
@@ -526,8 +529,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> dh,
     std::optional<Tensor> drow_probs,
+    std::optional<Tensor> dh,
     bool need_dx,
     bool need_drouter_weight,
     bool need_dfc1_weight,
@@ -538,6 +541,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     double router_scale,
     double router_aux_coefficient,
     double router_z_coefficient,
+    int64_t router_sequences,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -578,12 +582,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "dh", given(dh), "dy", dy);
-  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
-  check_rank(kCell, "dh", given(dh), 2, true, "[8 * T, 2 * F]");
   check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
   check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
   check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[8 * T]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 2, true, "[8 * T, 2 * F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
@@ -604,11 +608,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
   check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "drow_probs", given(drow_probs), -1, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -2, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_size(kCell, "drow_probs", given(drow_probs), -1, 8 * T, "8 * T");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
   check_multiple(kCell, "E (num_experts)", E, 8, "sm_80");
 
   const DeviceGuard guard(device);
@@ -628,8 +632,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
   const auto fc1_weight_dense = dense(fc1_weight);
-  const auto dh_dense = dense(dh);
   const auto drow_probs_dense = dense(drow_probs);
+  const auto dh_dense = dense(dh);
   const bool need_dprobs = need_dx || need_drouter_weight || need_drouter_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
@@ -642,102 +646,25 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   const std::array<Lifetime, 5> lives{{
-      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 1, 5},  // drows
-      {need_dfc1_weight ? padded(2 * 8 * T * H) : kUnwanted, 2, 3},  // rows
-      {need_dx ? padded(2 * T * H) : kUnwanted, 5, 8},  // dx_partial_1
-      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 6, 7},  // dprobs
-      {need_dprobs ? padded(2 * T * E) : kUnwanted, 7, 10},  // router_rounded_dlogits
+      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 1, 2},  // dprobs
+      {need_dprobs ? padded(2 * T * E) : kUnwanted, 2, 10},  // router_rounded_dlogits
+      {need_dfc1_weight ? padded(2 * 8 * T * H) : kUnwanted, 3, 4},  // rows
+      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 5, 7},  // drows
+      {need_dx ? padded(2 * T * H) : kUnwanted, 7, 8},  // dx_partial_1
   }};
   const std::array regions{
-      region(dfc1_bias, /*before=*/4),
+      region(dfc1_bias, /*before=*/6),
       region(dx, /*before=*/8),
       region(drouter_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const drows = workspace[0];
-  void* const rows = workspace[1];
-  void* const dx_partial_1 = workspace[2];
-  void* const dprobs = workspace[3];
-  void* const router_rounded_dlogits = workspace[4];
+  void* const dprobs = workspace[0];
+  void* const router_rounded_dlogits = workspace[1];
+  void* const rows = workspace[2];
+  void* const drows = workspace[3];
+  void* const dx_partial_1 = workspace[4];
 
-  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-  if (need_dx) {
-    check(kCell,
-          gemm_mma_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(fc1_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(drows),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 2. gather_rows: x, row_slot, slot_row -> rows
-  if (need_dfc1_weight) {
-    {
-      GatherRowsArguments arguments{};
-      arguments.x = pointer(x_dense);
-      arguments.row_slot = pointer(row_slot_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.y = writable(rows);
-      arguments.tokens = T;
-      arguments.choices = 8;
-      arguments.columns = H;
-      check(kCell, gather_rows(io, arguments, stream));
-    }
-  }
-  // 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_mma_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(rows),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 4. group_sum: dh, split_sizes -> dfc1_bias
-  if (need_dfc1_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*out=*/writable(dfc1_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-              },
-              stream));
-  }
-  // 5. combine_rows: drows, slot_row -> dx_partial_1
-  if (need_dx) {
-    {
-      CombineRowsArguments arguments{};
-      arguments.y = pointer(drows);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.x = writable(dx_partial_1);
-      arguments.tokens = T;
-      arguments.choices = 8;
-      arguments.columns = H;
-      check(kCell, combine_rows(io, arguments, stream));
-    }
-  }
-  // 6. take: drow_probs, slot_row -> dprobs
+  // 1. take: drow_probs, slot_row -> dprobs
   if (need_dprobs) {
     {
       TakeArguments arguments{};
@@ -749,7 +676,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, take(io, arguments, stream));
     }
   }
-  // 7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  // 2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
   //    -> router_rounded_dlogits
   if (need_dprobs) {
     {
@@ -769,10 +696,88 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.least_sum = static_cast<float>(router_least_sum);
       arguments.aux_coefficient = static_cast<float>(router_aux_coefficient);
       arguments.z_coefficient = static_cast<float>(router_z_coefficient);
+      arguments.sequences = router_sequences;
       arguments.tokens = T;
       arguments.experts = E;
       arguments.choices = 8;
       check(kCell, route_grad(io, arguments, stream));
+    }
+  }
+  // 3. gather_rows: x, row_slot, slot_row -> rows
+  if (need_dfc1_weight) {
+    {
+      GatherRowsArguments arguments{};
+      arguments.x = pointer(x_dense);
+      arguments.row_slot = pointer(row_slot_dense);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.y = writable(rows);
+      arguments.tokens = T;
+      arguments.choices = 8;
+      arguments.columns = H;
+      check(kCell, gather_rows(io, arguments, stream));
+    }
+  }
+  // 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_mma_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(rows),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc1_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  if (need_dx) {
+    check(kCell,
+          gemm_mma_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(fc1_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(drows),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 6. group_sum: dh, split_sizes -> dfc1_bias
+  if (need_dfc1_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*out=*/writable(dfc1_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+              },
+              stream));
+  }
+  // 7. combine_rows: drows, slot_row -> dx_partial_1
+  if (need_dx) {
+    {
+      CombineRowsArguments arguments{};
+      arguments.y = pointer(drows);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.x = writable(dx_partial_1);
+      arguments.tokens = T;
+      arguments.choices = 8;
+      arguments.columns = H;
+      check(kCell, combine_rows(io, arguments, stream));
     }
   }
   // 8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a +

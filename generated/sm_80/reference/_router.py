@@ -27,6 +27,7 @@ def forward(
     least_sum: float,
     aux_coefficient: float,
     z_coefficient: float,
+    sequences: int,
     top_k: int,
     groups: int,
     kept_groups: int,
@@ -37,9 +38,11 @@ def forward(
     """Logits a [T, E] -> weights and losses, and who was chosen: [T, K], [], [], [T, K] and [E].
 
     `choice_bias` [E] is added to scores for the choice alone.  `all_counts` [E] is how often each
-    expert is chosen where the auxiliary loss counts more than these rows.
+    expert is chosen where the auxiliary loss counts more than these rows; otherwise it is the mean
+    of that of `sequences` of neighbouring rows.
     """
     x = steps.wide(a)
+    _check_sequences(x, sequences, all_counts)
     scores = _scores(x, score)
     by_scores = choice_bias is not None or (groups > 1 and group_top > 1)
     values = (scores if by_scores else x).detach()
@@ -51,8 +54,9 @@ def forward(
     counts = ids.flatten().bincount(minlength=x.shape[-1])
     aux_loss, z_loss = x.new_zeros(()), x.new_zeros(())
     if aux_coefficient:
-        factors = _factors(all_counts, counts, top_k, aux_coefficient, x)
-        aux_loss = (factors * _shares(scores, score).sum(0)).sum()
+        factors = _factors(all_counts, counts, ids, sequences, aux_coefficient, x)
+        shares = _shares(scores, score).unflatten(0, (sequences, -1))
+        aux_loss = (factors * shares.sum(1)).sum()
     if z_coefficient:
         z_loss = z_coefficient * x.logsumexp(-1).square().sum() / max(x.shape[0], 1)
     return scale * chosen, aux_loss, z_loss, ids.to(torch.int32), counts
@@ -72,6 +76,7 @@ def backward(
     least_sum: float,
     aux_coefficient: float,
     z_coefficient: float,
+    sequences: int,
     all_counts: Tensor | None = None,
     grad_aux: Tensor | None = None,
     grad_z: Tensor | None = None,
@@ -90,13 +95,21 @@ def backward(
         given = (given - mean.masked_fill(total < least_sum, 0.0)) / divisor
     dscores = torch.zeros_like(scores).scatter(-1, slots, given)
     if aux_coefficient and grad_aux is not None:
-        factors = _factors(all_counts, counts, ids.shape[-1], aux_coefficient, x)
-        dscores = dscores + _of_scores(grad_aux * factors, scores, score)
+        factors = grad_aux * _factors(all_counts, counts, slots, sequences, aux_coefficient, x)
+        rows = factors.repeat_interleave(x.shape[0] // sequences, dim=0)
+        dscores = dscores + _of_scores(rows, scores, score)
     dx = _of_logits(dscores, x, scores, score)
     if z_coefficient and grad_z is not None:
         factor = 2.0 * z_coefficient / max(x.shape[0], 1) * grad_z
         dx = dx + factor * x.logsumexp(-1, keepdim=True) * x.softmax(-1)
     return dx.to(like.dtype)
+
+
+def _check_sequences(x: Tensor, sequences: int, all_counts: Tensor | None) -> None:
+    if sequences < 1 or x.shape[0] % sequences:
+        raise ValueError(f"sequences: expected a divisor of {x.shape[0]} tokens, got {sequences}")
+    if all_counts is not None and sequences != 1:
+        raise ValueError("sequences: expected 1 beside all_counts, which are of one loss")
 
 
 def _scores(x: Tensor, score: str) -> Tensor:
@@ -125,15 +138,24 @@ def _choice(values: Tensor, top_k: int, groups: int, kept_groups: int, group_top
 
 
 def _factors(
-    all_counts: Tensor | None, counts: Tensor, top_k: int, coefficient: float, x: Tensor
+    all_counts: Tensor | None,
+    counts: Tensor,
+    ids: Tensor,
+    sequences: int,
+    coefficient: float,
+    x: Tensor,
 ) -> Tensor:
-    """What the auxiliary loss multiplies each expert's sum of shares by, [E].
+    """What the auxiliary loss multiplies each expert's sum of a sequence's shares by, [B, E].
 
-    The counts add up to K for each row that they are of, so that these are E c n / (K rows^2).
+    The counts add up to K for each row that they are of, so that these are E c n / (K rows^2 B).
     """
-    number = (counts if all_counts is None else all_counts).to(x.dtype)
-    total = number.sum().clamp_min(1.0)
-    return coefficient * top_k * x.shape[-1] * (number / total) / total
+    own = (counts if all_counts is None else all_counts)[None]
+    if sequences != 1:
+        slots = ids.reshape(sequences, -1)
+        own = own.new_zeros(sequences, x.shape[-1]).scatter_add(-1, slots, torch.ones_like(slots))
+    number = own.to(x.dtype)
+    total = number.sum(-1, keepdim=True).clamp_min(1.0)
+    return coefficient * ids.shape[-1] * x.shape[-1] * (number / total) / (sequences * total)
 
 
 def _shares(scores: Tensor, score: str) -> Tensor:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:26725d9025481d3c
+# checksum sha256:b7a70e4f54d36902
 """grouped_linear__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -252,7 +252,12 @@ def backward(
     )
     grad_output_amax_history = backward_state[0:1024]
     grad_output_scale = backward_state[1024]
-    # 1. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
+    # 1. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, scale=weight_scale_used, layout=LAYOUT
+        )
+    # 3. quantize: dy, split_sizes, grad_output_amax_history, grad_output_scale -> dy_rowwise,
     #    dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
@@ -263,10 +268,10 @@ def backward(
         scale=grad_output_scale,
         layout=LAYOUT,
     )
-    # 1. dbias
+    # 3. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 1. state after it: grad_output_amax_history, grad_output_scale
+    # 3. state after it: grad_output_amax_history, grad_output_scale
     grad_output_amax_history, grad_output_scale = quantized.delayed_update(
         grad_output_amax_history,
         grad_output_scale,
@@ -274,11 +279,6 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-    if need_dx:
-        _, weight_columnwise_copy = quantized.quantize(
-            weight, WEIGHT, rowwise=False, columnwise=True, scale=weight_scale_used, layout=LAYOUT
-        )
     # 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
     #    weight_columnwise_scale, split_sizes -> dx
     if need_dx:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:52b0e72ef700d227
+# checksum sha256:10e433586d55ed5d
 """grouped_linear__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -286,18 +286,7 @@ def backward(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
-    if need_dx:
-        _, weight_columnwise_copy = quantized.quantize(
-            weight, WEIGHT, rowwise=False, columnwise=True, scale=weight_scale_used, layout=LAYOUT
-        )
-    # 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
-    #    weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 8. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
+    # 4. grouped_gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded, dy_columnwise_scale,
     #    x_columnwise_scale, weight_main_grad, dy_padded_sizes -> weight_main_grad
     if need_dweight:
         weight_main_grad = weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -307,6 +296,17 @@ def backward(
             ),
             split_sizes,
             dtype=torch.float32,
+        )
+    # 5. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, scale=weight_scale_used, layout=LAYOUT
+        )
+    # 8. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, dy_rowwise_scale,
+    #    weight_columnwise_scale, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
     return (
         dx if need_dx else dy.new_empty(0),

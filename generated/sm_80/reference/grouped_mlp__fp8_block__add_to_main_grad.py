@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:b54596a4738f8f2b
+# checksum sha256:3a581a407ea87721
 """grouped_mlp__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -201,6 +201,9 @@ def check_backward_1(
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
@@ -224,6 +227,16 @@ def check_backward_1(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 128 + E, F]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
+    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
+    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
+    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     checks.device(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, "dy", dy)
     checks.dtype(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, torch.float32)
     checks.rank(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, 3, "[E, H, F]")
@@ -242,6 +255,8 @@ def check_backward_1(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
@@ -258,10 +273,24 @@ def check_backward_1(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_1(
@@ -272,6 +301,9 @@ def backward_1(
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    fc1_weight_main_grad: steps.IfAsked,
     fc2_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -279,12 +311,13 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
     dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
         dh_columnwise_copy
     ) = steps.ABSENT
     T = dy.shape[-2]
+    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
@@ -296,10 +329,17 @@ def backward_1(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    # 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
     #    dy_columnwise_scale, dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
@@ -309,20 +349,10 @@ def backward_1(
         group_sizes=split_sizes,
         layout=LAYOUT,
     )
-    # 1. dfc2_bias
+    # 3. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
-    if need_fc2_weight_copies:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
+    # 6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, fc2_weight_main_grad,
     #    dy_padded_sizes -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -332,6 +362,11 @@ def backward_1(
             ),
             split_sizes,
             dtype=torch.float32,
+        )
+    # 8. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
     # 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_fc2_weight_copies:
@@ -350,14 +385,24 @@ def backward_1(
     # 10. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 13. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
+    #     dh_padded_sizes -> fc1_weight_main_grad
+    if need_dfc1_weight:
+        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
+            dh_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=torch.float32,
+        )
     return (
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e4m3fn),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
-        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e4m3fn),
-        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
 
@@ -366,13 +411,8 @@ def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -383,76 +423,25 @@ def check_backward_2(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
     checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
     checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
     checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
     checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
     checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(2 * F, 128)]")
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[T // 128 + E, 2 * F]")
-    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
-    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
-    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
     checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
     checks.size(
         CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-(2 * F) // 128), "ceildiv(2 * F, 128)"
     )
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(
-        CELL,
-        "dh_columnwise",
-        dh_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
 
@@ -461,70 +450,27 @@ def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
-    dh_columnwise: steps.IfAsked,
-    dh_columnwise_scale: steps.IfAsked,
-    fc1_weight_main_grad: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The backward_2 program, step by step."""
-    dx = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+    )
     # 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            quantized.Operand(
-                dh_rowwise,
-                dh_rowwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=False,
-                layout=LAYOUT,
-            ),
-            fc1_weight_columnwise_copy,
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 7. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, fc1_weight_main_grad,
-    #    dh_padded_sizes -> fc1_weight_main_grad
-    if need_dfc1_weight:
-        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=torch.float32,
-        )
-    return dx if need_dx else dy.new_empty(0), fc1_weight_main_grad
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
 
 
 def exact(

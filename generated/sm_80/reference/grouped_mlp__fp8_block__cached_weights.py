@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:008bbeea931105a6
+# checksum sha256:0f597179460d8d87
 """grouped_mlp__fp8_block__cached_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -291,8 +291,6 @@ def check_backward_1(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
 ) -> None:
@@ -308,12 +306,6 @@ def check_backward_1(
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
-    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 128 + E, F]")
     checks.device(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, "dy", dy)
     checks.dtype(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, torch.uint8)
     checks.rank(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, 3, "[E, F, align(H, 16)]")
@@ -333,17 +325,6 @@ def check_backward_1(
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "a_columnwise", a_columnwise, -2, F, "F (intermediate)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, F, "F (intermediate)")
     checks.size(CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -3, E, "E (num_groups)")
     checks.size(
         CELL, "fc2_weight_columnwise", fc2_weight_columnwise, -1, -(-H // 16) * 16, "align(H, 16)"
@@ -376,8 +357,6 @@ def backward_1(
     split_sizes: Tensor,
     probs: steps.IfAsked,
     h: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
     fc2_weight_columnwise: Tensor,
     fc2_weight_columnwise_scale: Tensor,
     need_dx: bool,
@@ -395,12 +374,10 @@ def backward_1(
     Tensor | None,
     Tensor | None,
     Tensor | None,
+    Tensor | None,
 ]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = (
-        dh_columnwise_copy
-    ) = steps.ABSENT
-    T = dy.shape[-2]
+    dprobs = dfc1_bias = dfc2_bias = da = dh = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight_columnwise.shape[-2]
@@ -433,21 +410,10 @@ def backward_1(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 7. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
-    #    -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_dy_rowwise_decoded:
         dh, dprobs = _act_backward(da, h, probs)
-    # 9. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    # 6. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -458,14 +424,15 @@ def backward_1(
             group_sizes=split_sizes,
             layout=LAYOUT,
         )
-    # 9. dfc1_bias
+    # 6. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     return (
-        dfc2_weight,
         dprobs if need_dprobs else None,
         dfc1_bias if need_dfc1_bias else None,
         dfc2_bias if need_dfc2_bias else None,
+        dy_columnwise_copy.data if need_dfc2_weight else None,
+        dy_columnwise_copy.scale if need_dfc2_weight else None,
         dh_rowwise_copy.data if need_dx else None,
         dh_rowwise_copy.scale if need_dx else None,
         dh_columnwise_copy.data if need_dfc1_weight else None,
@@ -676,6 +643,100 @@ def backward_3(
         dtype=dy.dtype,
     )
     return dfc1_weight
+
+
+def check_backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 128 + E, F]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 2, "[T // 128 + E, H]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, H, "H (hidden)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+
+
+def backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_4 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else 0
+    )
+    # 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_padded_sizes
+    #    -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
+        ),
+        quantized.Operand(
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc2_weight
 
 
 def check_refresh(

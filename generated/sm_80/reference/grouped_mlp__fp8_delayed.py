@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:4bf651215281a9be
+# checksum sha256:5aa75275d627b20c
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -300,8 +300,6 @@ def check_backward_1(
     probs: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
@@ -320,12 +318,6 @@ def check_backward_1(
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
-    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
@@ -336,34 +328,17 @@ def check_backward_1(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_1(
@@ -372,8 +347,6 @@ def backward_1(
     probs: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
@@ -382,50 +355,18 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
-    T = dy.shape[-2]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
     fc1_grad_output_scale = backward_state[2049]
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
-    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
-    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-        dy,
-        GRAD_OUTPUT,
-        rowwise=need_fc2_weight_copies,
-        columnwise=need_dfc2_weight,
-        group_sizes=split_sizes,
-        scale=fc2_grad_output_scale,
-        layout=LAYOUT,
-    )
-    # 1. dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 1. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
-    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
-        GRAD_OUTPUT,
-        grouped=True,
-    )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -436,29 +377,39 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
+    # 3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_fc2_weight_copies,
+        columnwise=need_dfc2_weight,
+        group_sizes=split_sizes,
+        scale=fc2_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 3. dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
+    # 3. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
+    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
+        fc2_grad_output_amax_history,
+        fc2_grad_output_scale,
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
     # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
     #    fc2_weight_columnwise_scale, split_sizes -> da
     if need_fc2_weight_copies:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-    #    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 6. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 10. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
-    #     -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias,
-    #     dh_row_sums
+    # 7. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -469,10 +420,10 @@ def backward_1(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 10. dfc1_bias
+    # 7. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 10. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 7. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -482,10 +433,11 @@ def backward_1(
             grouped=True,
         )
     return (
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dy_columnwise_copy.data if need_dfc2_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dy_columnwise_copy.scale if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
         dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
@@ -660,6 +612,87 @@ def backward_3(
         dtype=dy.dtype,
     )
     return dfc1_weight
+
+
+def check_backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+
+
+def backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_4 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    # 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    #    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
+        ),
+        quantized.Operand(
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc2_weight
 
 
 def exact(

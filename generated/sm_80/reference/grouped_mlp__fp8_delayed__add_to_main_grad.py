@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:a5f3dd2be70cbe79
+# checksum sha256:13b18f9180bf0c0c
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -302,8 +302,11 @@ def check_backward_1(
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
+    fc1_weight_main_grad: Tensor | None,
     fc2_weight_main_grad: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
@@ -327,6 +330,12 @@ def check_backward_1(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
@@ -334,6 +343,10 @@ def check_backward_1(
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
     checks.contiguous(CELL, "backward_state", backward_state)
+    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
+    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
+    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     checks.device(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, "dy", dy)
     checks.dtype(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, torch.float32)
     checks.rank(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, 3, "[E, H, F]")
@@ -350,6 +363,8 @@ def check_backward_1(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
@@ -366,13 +381,26 @@ def check_backward_1(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_main_grad", fc2_weight_main_grad, -2, H, "H (hidden)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_1(
@@ -383,8 +411,11 @@ def backward_1(
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
+    fc1_weight_main_grad: steps.IfAsked,
     fc2_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -392,12 +423,13 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
     dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
         dh_columnwise_copy
     ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     T = dy.shape[-2]
+    H = dy.shape[-1]
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
@@ -407,6 +439,8 @@ def backward_1(
         if fc2_weight_main_grad is not None
         else h.shape[-1] // 2
         if h is not None
+        else fc1_weight_main_grad.shape[-2] // 2
+        if fc1_weight_main_grad is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
@@ -415,29 +449,7 @@ def backward_1(
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
     fc1_grad_output_scale = backward_state[2049]
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
-    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
-    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-        dy,
-        GRAD_OUTPUT,
-        rowwise=need_fc2_weight_copies,
-        columnwise=need_dfc2_weight,
-        group_sizes=split_sizes,
-        scale=fc2_grad_output_scale,
-        layout=LAYOUT,
-    )
-    # 1. dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 1. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
-    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
-        GRAD_OUTPUT,
-        grouped=True,
-    )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -448,13 +460,29 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
-    #    fc2_weight_columnwise_scale, split_sizes -> da
-    if need_fc2_weight_copies:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    # 3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_fc2_weight_copies,
+        columnwise=need_dfc2_weight,
+        group_sizes=split_sizes,
+        scale=fc2_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 3. dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
+    # 3. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
+    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
+        fc2_grad_output_amax_history,
+        fc2_grad_output_scale,
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
+    # 6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
     #    a_columnwise_scale, fc2_weight_main_grad, dy_padded_sizes -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -464,6 +492,12 @@ def backward_1(
             ),
             split_sizes,
             dtype=torch.float32,
+        )
+    # 8. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
     # 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_fc2_weight_copies:
@@ -493,20 +527,30 @@ def backward_1(
             GRAD_OUTPUT,
             grouped=True,
         )
+    # 13. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+    #     x_columnwise_scale, fc1_weight_main_grad, dh_padded_sizes -> fc1_weight_main_grad
+    if need_dfc1_weight:
+        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
+            dh_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=torch.float32,
+        )
     return (
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
-        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ),
+        fc1_weight_main_grad,
         fc2_weight_main_grad,
     )
 
@@ -515,14 +559,9 @@ def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -533,12 +572,6 @@ def check_backward_2(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
@@ -548,58 +581,17 @@ def check_backward_2(
     checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
     checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
-    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
-    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
     checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(
-        CELL,
-        "dh_columnwise",
-        dh_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
 
@@ -608,76 +600,35 @@ def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
     fc1_weight_scale_used: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
-    dh_columnwise: steps.IfAsked,
-    dh_columnwise_scale: steps.IfAsked,
-    fc1_weight_main_grad: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The backward_2 program, step by step."""
-    dx = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight,
-            WEIGHT,
-            rowwise=False,
-            columnwise=True,
-            scale=fc1_weight_scale_used,
-            layout=LAYOUT,
-        )
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight,
+        WEIGHT,
+        rowwise=False,
+        columnwise=True,
+        scale=fc1_weight_scale_used,
+        layout=LAYOUT,
+    )
     # 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            quantized.Operand(
-                dh_rowwise,
-                dh_rowwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=False,
-                layout=LAYOUT,
-            ),
-            fc1_weight_columnwise_copy,
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 7. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-    #    x_columnwise_scale, fc1_weight_main_grad, dh_padded_sizes -> fc1_weight_main_grad
-    if need_dfc1_weight:
-        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=torch.float32,
-        )
-    return dx if need_dx else dy.new_empty(0), fc1_weight_main_grad
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
 
 
 def exact(

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:74cac3d627444159
+# checksum sha256:3fd405b03d17ba86
 """grouped_mlp__fp8_delayed__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -305,8 +305,12 @@ def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    fc1_weight_scale_used: Tensor | None,
     fc2_input_scale_used: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
@@ -320,12 +324,24 @@ def check_backward_1(
     checks.device(CELL, "probs", probs, "dy", dy)
     checks.dtype(CELL, "probs", probs, torch.float32)
     checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
+    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
     checks.device(CELL, "fc2_input_scale_used", fc2_input_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_input_scale_used", fc2_input_scale_used, torch.float32)
     checks.rank(CELL, "fc2_input_scale_used", fc2_input_scale_used, 1, "[E]")
@@ -339,26 +355,52 @@ def check_backward_1(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_input_scale_used", fc2_input_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
     probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    fc1_weight_scale_used: steps.IfAsked,
     fc2_input_scale_used: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
@@ -368,42 +410,22 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = a = (
-        a_columnwise_copy
+    dx = dfc1_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = (
+        fc1_weight_columnwise_copy
     ) = dh = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
         fc1_grad_output_scale
-    ) = steps.ABSENT
+    ) = a = a_columnwise_copy = steps.ABSENT
+    T = dy.shape[-2]
+    H = dy.shape[-1]
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
     fc1_grad_output_scale = backward_state[2049]
-    # 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
-    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
-    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
-        dy,
-        GRAD_OUTPUT,
-        rowwise=need_fc2_weight_copies,
-        columnwise=need_dfc2_weight,
-        group_sizes=split_sizes,
-        scale=fc2_grad_output_scale,
-        layout=LAYOUT,
-    )
-    # 1. dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 1. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
-    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
-        fc2_grad_output_amax_history,
-        fc2_grad_output_scale,
-        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
-        GRAD_OUTPUT,
-        grouped=True,
-    )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 1. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -414,38 +436,50 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
+    # 3. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
+    #    -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias, dy_row_sums
+    dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
+        dy,
+        GRAD_OUTPUT,
+        rowwise=need_fc2_weight_copies,
+        columnwise=need_dfc2_weight,
+        group_sizes=split_sizes,
+        scale=fc2_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 3. dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
+    # 3. state after it: fc2_grad_output_amax_history, fc2_grad_output_scale
+    fc2_grad_output_amax_history, fc2_grad_output_scale = quantized.delayed_update(
+        fc2_grad_output_amax_history,
+        fc2_grad_output_scale,
+        quantized.group_amax(dy, GRAD_OUTPUT, group_sizes=split_sizes),
+        GRAD_OUTPUT,
+        grouped=True,
+    )
     # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
     #    fc2_weight_columnwise_scale, split_sizes -> da
     if need_fc2_weight_copies:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 6. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, probs)
-    # 7. quantize: a, split_sizes, fc2_input_scale_used -> a_columnwise, a_columnwise_scale
-    if need_dfc2_weight:
-        _, a_columnwise_copy = quantized.quantize(
-            a,
-            INPUT,
+    # 6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
             rowwise=False,
             columnwise=True,
-            group_sizes=split_sizes,
-            scale=fc2_input_scale_used,
+            scale=fc1_weight_scale_used,
             layout=LAYOUT,
         )
-    # 10. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-    #     a_columnwise_scale, dy_padded_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy, a_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 11. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 8. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 12. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
-    #     -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias,
-    #     dh_row_sums
+    # 9. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -456,10 +490,10 @@ def backward_1(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 12. dfc1_bias
+    # 9. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 12. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 9. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -468,15 +502,47 @@ def backward_1(
             GRAD_OUTPUT,
             grouped=True,
         )
+    # 11. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+    #     fc1_weight_columnwise_scale, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            dh_rowwise_copy, fc1_weight_columnwise_copy, split_sizes, dtype=dy.dtype
+        )
+    # 14. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+    #     x_columnwise_scale, dh_padded_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.grouped_gemm_wgrad(
+            dh_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 15. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    if need_dfc2_weight:
+        a = _act_forward(h, probs)
+    # 16. quantize: a, split_sizes, fc2_input_scale_used -> a_columnwise, a_columnwise_scale
+    if need_dfc2_weight:
+        _, a_columnwise_copy = quantized.quantize(
+            a,
+            INPUT,
+            rowwise=False,
+            columnwise=True,
+            group_sizes=split_sizes,
+            scale=fc2_input_scale_used,
+            layout=LAYOUT,
+        )
     return (
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
+        dx if need_dx else dy.new_empty(0),
+        dfc1_weight if need_dfc1_weight else dy.new_empty(0),
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
-        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
+        dy_columnwise_copy.data if need_dfc2_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dy_columnwise_copy.scale if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
+        a_columnwise_copy.data if need_dfc2_weight else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        a_columnwise_copy.scale if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
@@ -489,10 +555,10 @@ def backward_1(
 def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
-    fc1_weight: Tensor | None,
-    fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
+    dy_columnwise: Tensor,
+    a_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    a_columnwise_scale: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -500,153 +566,70 @@ def check_backward_2(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
-    checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
-    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
-    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
-    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
-    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
+    F = a_columnwise.shape[-2]
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
 
 
 def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
-    fc1_weight: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
-    need_dx: bool,
+    dy_columnwise: Tensor,
+    a_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    a_columnwise_scale: Tensor,
 ) -> Tensor:
     """The backward_2 program, step by step."""
     T = dy.shape[-2]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale
-    _, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight,
-        WEIGHT,
-        rowwise=False,
-        columnwise=True,
-        scale=fc1_weight_scale_used,
-        layout=LAYOUT,
-    )
-    # 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
-    #    fc1_weight_columnwise_scale, split_sizes -> dx
-    dx = quantized.grouped_gemm_dgrad(
-        quantized.Operand(
-            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
-        ),
-        fc1_weight_columnwise_copy,
-        split_sizes,
-        dtype=dy.dtype,
-    )
-    return dx
-
-
-def check_backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[E]")
-    T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(
-        CELL,
-        "dh_columnwise",
-        dh_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
-
-
-def backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    need_dfc1_weight: bool,
-) -> Tensor:
-    """The backward_3 program, step by step."""
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    # 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-    #    x_columnwise_scale, dh_padded_sizes -> dfc1_weight
-    dfc1_weight = quantized.grouped_gemm_wgrad(
+    F = a_columnwise.shape[-2]
+    # 3. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    #    a_columnwise_scale, dy_padded_sizes -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
         quantized.Operand(
-            dh_columnwise,
-            dh_columnwise_scale,
-            GRAD_OUTPUT,
-            (T, 2 * F),
-            columnwise=True,
-            layout=LAYOUT,
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
         ),
         quantized.Operand(
-            x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
         ),
         split_sizes,
         dtype=dy.dtype,
     )
-    return dfc1_weight
+    return dfc2_weight
 
 
 def exact(

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:b84d7da6034d02db
+# checksum sha256:338267c11f505554
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -218,17 +218,7 @@ def backward(
     # 2. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dfc_y)
-    # 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-    if need_dx:
-        _, fc_weight_columnwise_copy = quantized.quantize(
-            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 6. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded -> dx
-    if need_dx:
-        dx = steps.with_leading(
-            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 9. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+    # 5. gemm wgrad: dfc_y_columnwise_decoded, x_columnwise_decoded -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
             dfc_y_columnwise_copy,
@@ -236,6 +226,16 @@ def backward(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 6. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 9. gemm dgrad: dfc_y_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+    if need_dx:
+        dx = steps.with_leading(
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 

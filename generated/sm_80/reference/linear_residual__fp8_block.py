@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:0c360538e196029e
+# checksum sha256:ddd76df71e652ba6
 """linear_residual__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -198,17 +198,7 @@ def backward(
     # 1. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dy)
-    # 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-    if need_dx:
-        _, fc_weight_columnwise_copy = quantized.quantize(
-            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
-    if need_dx:
-        dx = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 8. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
+    # 4. gemm wgrad: dy_columnwise_decoded, x_columnwise_decoded -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
             dy_columnwise_copy,
@@ -216,6 +206,16 @@ def backward(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 5. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 8. gemm dgrad: dy_rowwise_decoded, fc_weight_columnwise_decoded -> dx
+    if need_dx:
+        dx = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:155ae183856d2c2c
+# checksum sha256:8741d40a58087c62
 """mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -264,17 +264,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+    # 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
             dy_columnwise_copy,
@@ -282,6 +272,16 @@ def backward_1(
                 a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     # 9. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
     #    3))))
@@ -312,10 +312,10 @@ def check_backward_2(
     fc1_weight: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
     dh_columnwise: Tensor | None,
     dh_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -329,18 +329,18 @@ def check_backward_2(
     checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
     checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), H]")
-    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(F, 16)]")
-    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
-    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(F, 128)]")
     checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
     checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
     checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[F, align(T, 16)]")
     checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
     checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[ceildiv(T, 128), F]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[T, ceildiv(F, 128)]")
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
@@ -357,16 +357,16 @@ def check_backward_2(
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-F // 16) * 16, "align(F, 16)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-F // 128), "ceildiv(F, 128)")
     checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(
         CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)"
     )
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-F // 16) * 16, "align(F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, -(-F // 128), "ceildiv(F, 128)")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_2(
@@ -374,10 +374,10 @@ def backward_2(
     fc1_weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
     dh_columnwise: steps.IfAsked,
     dh_columnwise_scale: steps.IfAsked,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -394,12 +394,28 @@ def backward_2(
         if dh_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    # 3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 4. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
     if need_dx:
         _, fc1_weight_columnwise_copy = quantized.quantize(
             fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
+    # 7. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded -> dx
     if need_dx:
         dx = steps.with_leading(
             quantized.gemm_dgrad(
@@ -415,22 +431,6 @@ def backward_2(
                 dtype=dy.dtype,
             ),
             dy,
-        )
-    # 7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return dx, dfc1_weight
 

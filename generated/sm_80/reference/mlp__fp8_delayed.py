@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:0be2c1cd8e0c0c87
+# checksum sha256:eaf2cdaf078e93f3
 """mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -373,7 +373,17 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    #    a_columnwise_scale -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 5. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -384,21 +394,11 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+    # 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
     #    fc2_weight_columnwise_scale -> da
     if need_fc2_weight_copies:
         da = steps.with_leading(
             quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-    #    a_columnwise_scale -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     # 9. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
     #    3))))
@@ -450,10 +450,10 @@ def check_backward_2(
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
     dh_columnwise: Tensor | None,
     dh_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -470,18 +470,18 @@ def check_backward_2(
     checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[1]")
-    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
-    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(F, 16)]")
-    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
-    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[1]")
     checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
     checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
     checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[F, align(T, 16)]")
     checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
     checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[1]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e5m2)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[1]")
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
@@ -496,13 +496,13 @@ def check_backward_2(
     checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, 1, "1")
     checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, 1, "1")
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 1, "1")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-F // 16) * 16, "align(F, 16)")
     checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 1, "1")
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 1, "1")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_80")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
 def backward_2(
@@ -511,10 +511,10 @@ def backward_2(
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
     fc1_weight_scale_used: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
     dh_columnwise: steps.IfAsked,
     dh_columnwise_scale: steps.IfAsked,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -529,7 +529,24 @@ def backward_2(
         if dh_columnwise is not None
         else 0
     )
-    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    # 3. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
+    #    x_columnwise_scale -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 4. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale
     if need_dx:
         _, fc1_weight_columnwise_copy = quantized.quantize(
@@ -540,7 +557,7 @@ def backward_2(
             scale=fc1_weight_scale_used,
             layout=LAYOUT,
         )
-    # 4. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
+    # 7. gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_scale,
     #    fc1_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
@@ -557,23 +574,6 @@ def backward_2(
                 dtype=dy.dtype,
             ),
             dy,
-        )
-    # 7. gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_scale,
-    #    x_columnwise_scale -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = quantized.gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return dx, dfc1_weight
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:6ec47597e1694c98
+# checksum sha256:3e0f69972afb136a
 """mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -175,7 +175,6 @@ def forward(
 
 def check_backward_1(
     dy: Tensor,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -183,9 +182,6 @@ def check_backward_1(
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
@@ -204,12 +200,8 @@ def check_backward_1(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
@@ -219,7 +211,6 @@ def check_backward_1(
 
 def backward_1(
     dy: Tensor,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
@@ -228,19 +219,9 @@ def backward_1(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = steps.ABSENT
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     F = (
         fc2_weight.shape[-1]
@@ -249,8 +230,6 @@ def backward_1(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dfc1_bias
@@ -266,17 +245,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+    # 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
             dy_columnwise_copy,
@@ -285,22 +254,63 @@ def backward_1(
             ),
             dtype=dy.dtype,
         )
-    # 9. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    # 5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
-        dh = _act_backward(da, h)
-    # 10. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-    #     dfc1_bias, dh_row_sums
-    if need_fc2_weight_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 10. dfc1_bias
+    # 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dfc1_bias = steps.ABSENT
+    # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    dh = _act_backward(da, h)
+    # 2. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+    #    dfc1_bias, dh_row_sums
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
+    )
+    # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
     return (
-        dfc2_weight,
         dfc1_bias if need_dfc1_bias else None,
-        dfc2_bias if need_dfc2_bias else None,
         dh_rowwise_copy.data if need_dx else None,
         dh_rowwise_copy.scale if need_dx else None,
         dh_columnwise_copy.data if need_dfc1_weight else None,
@@ -308,13 +318,13 @@ def backward_1(
     )
 
 
-def check_backward_2(
+def check_backward_3(
     dy: Tensor,
     fc1_weight: Tensor | None,
     dh_rowwise: Tensor,
     dh_rowwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
@@ -341,14 +351,14 @@ def check_backward_2(
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
 
 
-def backward_2(
+def backward_3(
     dy: Tensor,
     fc1_weight: steps.IfAsked,
     dh_rowwise: Tensor,
     dh_rowwise_scale: Tensor,
     need_dx: bool,
 ) -> Tensor:
-    """The backward_2 program, step by step."""
+    """The backward_3 program, step by step."""
     T = math.prod(dy.shape[:-1])
     F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -374,14 +384,14 @@ def backward_2(
     return dx
 
 
-def check_backward_3(
+def check_backward_4(
     dy: Tensor,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     dh_columnwise: Tensor,
     dh_columnwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
@@ -413,7 +423,7 @@ def check_backward_3(
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
-def backward_3(
+def backward_4(
     dy: Tensor,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
@@ -421,7 +431,7 @@ def backward_3(
     dh_columnwise_scale: Tensor,
     need_dfc1_weight: bool,
 ) -> Tensor:
-    """The backward_3 program, step by step."""
+    """The backward_4 program, step by step."""
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = dh_columnwise.shape[-2] // 2

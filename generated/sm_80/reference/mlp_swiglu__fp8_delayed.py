@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:69dfb32776ef4f18
+# checksum sha256:1a590b33de410b83
 """mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -269,7 +269,6 @@ def forward(
 
 def check_backward_1(
     dy: Tensor,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -279,9 +278,6 @@ def check_backward_1(
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
@@ -305,12 +301,8 @@ def check_backward_1(
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, 1, "1")
@@ -323,7 +315,6 @@ def check_backward_1(
 
 def backward_1(
     dy: Tensor,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
@@ -334,19 +325,15 @@ def backward_1(
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     F = (
         fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dfc1_bias
@@ -375,7 +362,17 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
+    #    a_columnwise_scale -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 5. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -386,52 +383,94 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
+    # 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_scale,
     #    fc2_weight_columnwise_scale -> da
     if need_fc2_weight_copies:
         da = steps.with_leading(
             quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
         )
-    # 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_scale,
-    #    a_columnwise_scale -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
-        )
-    # 9. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
-    if need_fc2_weight_copies:
-        dh = _act_backward(da, h)
-    # 10. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
-    #     dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
-    if need_fc2_weight_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh),
-            GRAD_OUTPUT,
-            rowwise=need_dx,
-            columnwise=need_dfc1_weight,
-            scale=fc1_grad_output_scale,
-            layout=LAYOUT,
-        )
-    # 10. dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.column_sum(dh)
-    # 10. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
-    if need_fc2_weight_copies:
-        fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
-            quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
-            GRAD_OUTPUT,
-            grouped=False,
-        )
     return (
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),
-        dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        da if need_fc2_weight_copies else dy.new_empty(0),
+        quantized.join_states(
+            fc2_grad_output_amax_history,
+            fc2_grad_output_scale,
+            fc1_grad_output_amax_history,
+            fc1_grad_output_scale,
+        ),
+    )
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+    backward_state: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    checks.device(CELL, "backward_state", backward_state, "dy", dy)
+    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
+    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, 1]")
+    checks.contiguous(CELL, "backward_state", backward_state)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
+    checks.size(CELL, "backward_state", backward_state, -1, 1, "1")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: Tensor,
+    backward_state: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward_2 program, step by step."""
+    dfc1_bias = steps.ABSENT
+    fc2_grad_output_amax_history = backward_state[0:1024]
+    fc2_grad_output_scale = backward_state[1024]
+    fc1_grad_output_amax_history = backward_state[1025:2049]
+    fc1_grad_output_scale = backward_state[2049]
+    # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    dh = _act_backward(da, h)
+    # 2. quantize: dh, fc1_grad_output_amax_history, fc1_grad_output_scale -> dh_rowwise,
+    #    dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_dx,
+        columnwise=need_dfc1_weight,
+        scale=fc1_grad_output_scale,
+        layout=LAYOUT,
+    )
+    # 2. dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.column_sum(dh)
+    # 2. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
+        fc1_grad_output_amax_history,
+        fc1_grad_output_scale,
+        quantized.group_amax(steps.rows(dh), GRAD_OUTPUT),
+        GRAD_OUTPUT,
+        grouped=False,
+    )
+    return (
+        dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
         dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
@@ -445,14 +484,14 @@ def backward_1(
     )
 
 
-def check_backward_2(
+def check_backward_3(
     dy: Tensor,
     fc1_weight: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
     dh_rowwise: Tensor,
     dh_rowwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
@@ -480,7 +519,7 @@ def check_backward_2(
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
 
 
-def backward_2(
+def backward_3(
     dy: Tensor,
     fc1_weight: steps.IfAsked,
     fc1_weight_scale_used: steps.IfAsked,
@@ -488,7 +527,7 @@ def backward_2(
     dh_rowwise_scale: Tensor,
     need_dx: bool,
 ) -> Tensor:
-    """The backward_2 program, step by step."""
+    """The backward_3 program, step by step."""
     T = math.prod(dy.shape[:-1])
     F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
@@ -521,14 +560,14 @@ def backward_2(
     return dx
 
 
-def check_backward_3(
+def check_backward_4(
     dy: Tensor,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
     dh_columnwise: Tensor,
     dh_columnwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
@@ -556,7 +595,7 @@ def check_backward_3(
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
-def backward_3(
+def backward_4(
     dy: Tensor,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
@@ -564,7 +603,7 @@ def backward_3(
     dh_columnwise_scale: Tensor,
     need_dfc1_weight: bool,
 ) -> Tensor:
-    """The backward_3 program, step by step."""
+    """The backward_4 program, step by step."""
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = dh_columnwise.shape[-2] // 2

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:53629c0ee8f264c6
+# checksum sha256:5ca9fce1a6415ac6
 """norm_mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -203,7 +203,6 @@ def forward(
 
 def check_backward_1(
     dy: Tensor,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
@@ -211,9 +210,6 @@ def check_backward_1(
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
@@ -232,12 +228,8 @@ def check_backward_1(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
@@ -247,7 +239,6 @@ def check_backward_1(
 
 def backward_1(
     dy: Tensor,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
@@ -258,19 +249,9 @@ def backward_1(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     norm_eps: float,
-) -> tuple[
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-    Tensor | None,
-]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = steps.ABSENT
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     F = (
         fc2_weight.shape[-1]
@@ -279,12 +260,9 @@ def backward_1(
         if a_columnwise is not None
         else a_columnwise_scale.shape[-1]
         if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
         else 0
     )
     need_fc2_weight_copies = need_dx or need_dnorm_weight or need_dfc1_weight or need_dfc1_bias
-    need_dh_rowwise = need_dx or need_dnorm_weight
     # 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale,
     #    dfc2_bias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -297,17 +275,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 5. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 8. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
+    # 4. gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
             dy_columnwise_copy,
@@ -316,26 +284,70 @@ def backward_1(
             ),
             dtype=dy.dtype,
         )
-    # 9. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    # 5. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
-        dh = _act_backward(da, h)
-    # 10. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-    #     dfc1_bias, dh_row_sums
-    if need_fc2_weight_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh),
-            GRAD_OUTPUT,
-            rowwise=need_dh_rowwise,
-            columnwise=need_dfc1_weight,
-            layout=LAYOUT,
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 10. dfc1_bias
+    # 8. gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., 2 * F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: Tensor,
+    need_dx: bool,
+    need_dnorm_weight: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+    norm_eps: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dfc1_bias = steps.ABSENT
+    need_dh_rowwise = need_dx or need_dnorm_weight
+    # 1. pointwise_grad: da, h -> dh  (y = gate * sigmoid(gate) * up)
+    dh = _act_backward(da, h)
+    # 2. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+    #    dfc1_bias, dh_row_sums
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh),
+        GRAD_OUTPUT,
+        rowwise=need_dh_rowwise,
+        columnwise=need_dfc1_weight,
+        layout=LAYOUT,
+    )
+    # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
     return (
-        dfc2_weight,
         dfc1_bias if need_dfc1_bias else None,
-        dfc2_bias if need_dfc2_bias else None,
         dh_rowwise_copy.data if need_dh_rowwise else None,
         dh_rowwise_copy.scale if need_dh_rowwise else None,
         dh_columnwise_copy.data if need_dfc1_weight else None,
@@ -343,13 +355,13 @@ def backward_1(
     )
 
 
-def check_backward_2(
+def check_backward_3(
     dy: Tensor,
     fc1_weight: Tensor | None,
     dh_rowwise: Tensor,
     dh_rowwise_scale: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
@@ -376,7 +388,7 @@ def check_backward_2(
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
 
 
-def backward_2(
+def backward_3(
     dy: Tensor,
     fc1_weight: steps.IfAsked,
     dh_rowwise: Tensor,
@@ -385,7 +397,7 @@ def backward_2(
     need_dnorm_weight: bool,
     norm_eps: float,
 ) -> Tensor:
-    """The backward_2 program, step by step."""
+    """The backward_3 program, step by step."""
     T = math.prod(dy.shape[:-1])
     F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
@@ -411,7 +423,7 @@ def backward_2(
     return dn
 
 
-def check_backward_3(
+def check_backward_4(
     dy: Tensor,
     x: Tensor | None,
     norm_weight: Tensor | None,
@@ -422,7 +434,7 @@ def check_backward_3(
     dh_columnwise_scale: Tensor | None,
     dn: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
     checks.device(CELL, "x", x, "dy", dy)
@@ -478,7 +490,7 @@ def check_backward_3(
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
 
 
-def backward_3(
+def backward_4(
     dy: Tensor,
     x: steps.IfAsked,
     norm_weight: steps.IfAsked,
@@ -493,7 +505,7 @@ def backward_3(
     need_dfc1_weight: bool,
     norm_eps: float,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
+    """The backward_4 program, step by step."""
     dx = dnorm_weight = dfc1_weight = steps.ABSENT
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]

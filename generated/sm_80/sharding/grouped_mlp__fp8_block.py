@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:a664d2989c57fb5d
+# checksum sha256:69662ed4733c8491
 """grouped_mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: H; no block with a scale of its own is cut.
@@ -40,22 +40,14 @@ OPS = (
         name="grouped_mlp__fp8_block_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "probs",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
-        ),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(3, 5, 6),
-        asked=(4, 8, 16, 32, 1, 1, 2, 2),
+        saved=(3,),
+        asked=(8, 16, 32, 4, 4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
@@ -84,6 +76,26 @@ OPS = (
             "x_columnwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_block_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:f7a93004153507c7
+# checksum sha256:b207cb5770207309
 """grouped_mlp__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -33,8 +33,10 @@ OPS = (
         name="grouped_mlp__fp8_block__add_to_main_grad_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor(a!)? fc2_weight_main_grad, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
+            "Tensor(b!)? fc2_weight_main_grad, int flags, int ways) -> (Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -44,38 +46,28 @@ OPS = (
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "fc1_weight_main_grad",
             "fc2_weight_main_grad",
         ),
         flags=6,
-        mutated=1,
-        saved=(3, 5, 6),
-        asked=(8, 16, 32, 1, 1, 2, 2),
+        mutated=2,
+        saved=(3, 5, 6, 7, 8),
+        asked=(8, 16, 32, 1, 1),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_block__add_to_main_grad_backward_2",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
-            "int flags, int ways) -> Tensor"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+            "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "fc1_weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "dh_rowwise",
-            "dh_rowwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
-            "fc1_weight_main_grad",
-        ),
-        flags=2,
-        mutated=1,
-        saved=(3, 4),
-        asked=(1,),
+        tensors=("dy", "split_sizes", "fc1_weight", "dh_rowwise", "dh_rowwise_scale"),
+        flags=1,
+        mutated=0,
+        saved=(),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:a2a988d6851c8409
+# checksum sha256:004ba3df9d2df5c2
 """grouped_mlp__fp8_block__cached_weights on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -46,25 +46,23 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_block__cached_weights_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor fc2_weight_columnwise, "
-            "Tensor fc2_weight_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, "
+            "Tensor fc2_weight_columnwise, Tensor fc2_weight_columnwise_scale, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
             "probs",
             "h",
-            "a_columnwise",
-            "a_columnwise_scale",
             "fc2_weight_columnwise",
             "fc2_weight_columnwise_scale",
         ),
         flags=6,
         mutated=0,
-        saved=(3, 4, 5),
-        asked=(4, 8, 16, 32, 1, 1, 2, 2),
+        saved=(3,),
+        asked=(8, 16, 32, 4, 4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
@@ -102,6 +100,26 @@ OPS = (
             "x_columnwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_block__cached_weights_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,

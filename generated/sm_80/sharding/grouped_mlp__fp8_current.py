@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:e1640ca8795a7ce1
+# checksum sha256:2090d6a7309cc1b6
 """grouped_mlp__fp8_current on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -31,22 +31,14 @@ OPS = (
         name="grouped_mlp__fp8_current_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "probs",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
-        ),
+        tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(3, 5, 6),
-        asked=(4, 8, 16, 32, 1, 1, 2, 2),
+        saved=(3,),
+        asked=(8, 16, 32, 4, 4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
@@ -75,6 +67,26 @@ OPS = (
             "x_columnwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_current_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,

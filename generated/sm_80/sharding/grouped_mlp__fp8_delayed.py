@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:6d84d1841f593bcb
+# checksum sha256:7d0a92247ef21668
 """grouped_mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -41,9 +41,9 @@ OPS = (
         name="grouped_mlp__fp8_delayed_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "Tensor? a_columnwise, Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
@@ -51,15 +51,13 @@ OPS = (
             "probs",
             "h",
             "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(3, 5, 6, 7),
-        asked=(4, 8, 16, 32, 1, 1, 2, 2),
+        saved=(3, 5),
+        asked=(8, 16, 32, 4, 4, 1, 1, 2, 2),
         ways=(),
     ),
     Op(
@@ -95,6 +93,26 @@ OPS = (
             "x_columnwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+        ),
+        flags=1,
+        mutated=0,
+        saved=(2, 3),
+        asked=(0,),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__fp8_delayed_backward_4",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor dy_columnwise, Tensor dy_columnwise_scale, int flags, int ways) -> Tensor"
+        ),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "a_columnwise",
+            "a_columnwise_scale",
+            "dy_columnwise",
+            "dy_columnwise_scale",
         ),
         flags=1,
         mutated=0,

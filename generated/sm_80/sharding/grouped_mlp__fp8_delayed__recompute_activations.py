@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:44e1a3c60f4ac195
+# checksum sha256:e08283c79dbc6747
 """grouped_mlp__fp8_delayed__recompute_activations on DTensors: the ways in which its ops may be
 split over ranks.
 
@@ -42,64 +42,51 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_delayed__recompute_activations_backward_1",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "Tensor? fc2_input_scale_used, Tensor? fc2_weight_scale_used, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? fc1_weight, Tensor? h, "
+            "Tensor? fc2_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor? fc1_weight_scale_used, Tensor? fc2_input_scale_used, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+            "Tensor)"
         ),
         tensors=(
             "dy",
             "split_sizes",
             "probs",
+            "fc1_weight",
             "h",
             "fc2_weight",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "fc1_weight_scale_used",
             "fc2_input_scale_used",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=6,
         mutated=1,
-        saved=(3, 5, 6),
-        asked=(4, 8, 16, 32, 1, 1, 2, 2),
+        saved=(4, 6, 7, 8, 9, 10),
+        asked=(1, 2, 8, 16, 32, 4, 4, 4, 4),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_delayed__recompute_activations_backward_2",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, "
-            "Tensor dh_rowwise, Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
+            "(Tensor dy, Tensor split_sizes, Tensor dy_columnwise, Tensor a_columnwise, "
+            "Tensor dy_columnwise_scale, Tensor a_columnwise_scale, int flags, "
+            "int ways) -> Tensor"
         ),
         tensors=(
             "dy",
             "split_sizes",
-            "fc1_weight",
-            "fc1_weight_scale_used",
-            "dh_rowwise",
-            "dh_rowwise_scale",
+            "dy_columnwise",
+            "a_columnwise",
+            "dy_columnwise_scale",
+            "a_columnwise_scale",
         ),
-        flags=1,
+        flags=0,
         mutated=0,
-        saved=(3,),
-        asked=(0,),
-        ways=(),
-    ),
-    Op(
-        name="grouped_mlp__fp8_delayed__recompute_activations_backward_3",
-        schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor dh_columnwise, Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"
-        ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
-        ),
-        flags=1,
-        mutated=0,
-        saved=(2, 3),
+        saved=(),
         asked=(0,),
         ways=(),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:eeaa66ba141fdc2d
+# checksum sha256:449e2973f92f19e2
 """mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, F, H; no block with a scale of its own is cut.
@@ -77,18 +77,18 @@ OPS = (
         name="mlp__fp8_block_backward_2",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
-            "Tensor? dh_columnwise_scale, int flags, int ways) -> (Tensor, Tensor)"
+            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor? dh_rowwise, "
+            "Tensor? dh_rowwise_scale, int flags, int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "fc1_weight",
             "x_columnwise",
             "x_columnwise_scale",
-            "dh_rowwise",
-            "dh_rowwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+            "dh_rowwise",
+            "dh_rowwise_scale",
         ),
         flags=2,
         mutated=0,
@@ -97,15 +97,15 @@ OPS = (
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, WHOLE, 1, 0, 0, 0, 1, 0),
+                arguments=(0, WHOLE, 1, 0, 1, 0, 0, 0),
                 results=(0, PARTIAL),
-                sizes=((0, 0, -1, 128), (4, 0, 1, 128), (5, 0, 1, 128)),
+                sizes=((0, 0, -1, 128), (6, 0, 1, 128), (7, 0, 1, 128)),
             ),
             # F, in multiples of 128
             Way(
-                arguments=(WHOLE, 0, WHOLE, WHOLE, 1, 1, 0, 1),
+                arguments=(WHOLE, 0, WHOLE, WHOLE, 0, 1, 1, 1),
                 results=(PARTIAL, 0),
-                sizes=((1, 0, 1, 128), (6, 0, 1, 128), (7, 1, 2, 128)),
+                sizes=((1, 0, 1, 128), (4, 0, 1, 128), (5, 1, 2, 128)),
             ),
         ),
     ),

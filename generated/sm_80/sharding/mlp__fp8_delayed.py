@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:d8d793e71f436e64
+# checksum sha256:100149bc9df94948
 """mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -53,8 +53,8 @@ OPS = (
         name="mlp__fp8_delayed_backward_2",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, int flags, int ways) -> (Tensor, "
+            "Tensor? fc1_weight_scale_used, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "
+            "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, int flags, int ways) -> (Tensor, "
             "Tensor)"
         ),
         tensors=(
@@ -63,10 +63,10 @@ OPS = (
             "x_columnwise",
             "x_columnwise_scale",
             "fc1_weight_scale_used",
-            "dh_rowwise",
-            "dh_rowwise_scale",
             "dh_columnwise",
             "dh_columnwise_scale",
+            "dh_rowwise",
+            "dh_rowwise_scale",
         ),
         flags=2,
         mutated=0,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:65367c7a7b63a70a
+# checksum sha256:78dc221a35e45e3c
 """mlp_swiglu__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, H; no block with a scale of its own is cut.
@@ -43,26 +43,45 @@ OPS = (
     Op(
         name="mlp_swiglu__fp8_block_backward_1",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "h", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        tensors=("dy", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
         flags=5,
         mutated=0,
-        saved=(1, 3, 4),
-        asked=(4, 8, 16, 1, 1, 2, 2),
+        saved=(2, 3),
+        asked=(4, 16, 11),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, 1, 0),
-                results=(PARTIAL, PARTIAL, PARTIAL, 0, 0, 1, 0),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
+                arguments=(0, WHOLE, 1, 0),
+                results=(PARTIAL, PARTIAL, 0),
+                sizes=((0, 0, -1, 128),),
             ),
         ),
     ),
     Op(
         name="mlp_swiglu__fp8_block_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da"),
+        flags=3,
+        mutated=0,
+        saved=(1,),
+        asked=(4, 1, 1, 2, 2),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, 0, 0),
+                results=(PARTIAL, 0, 0, 1, 0),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (2, 0, -1, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="mlp_swiglu__fp8_block_backward_3",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
             "int flags, int ways) -> Tensor"
@@ -82,7 +101,7 @@ OPS = (
         ),
     ),
     Op(
-        name="mlp_swiglu__fp8_block_backward_3",
+        name="mlp_swiglu__fp8_block_backward_4",
         schema=(
             "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor dh_columnwise, "
             "Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:76c249b436768fde
+# checksum sha256:c8436e2b306125b3
 """mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -30,13 +30,12 @@ OPS = (
     Op(
         name="mlp_swiglu__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
-            "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
@@ -45,12 +44,25 @@ OPS = (
         ),
         flags=5,
         mutated=1,
-        saved=(1, 3, 4, 5),
-        asked=(4, 8, 16, 1, 1, 2, 2),
+        saved=(2, 3, 4),
+        asked=(4, 16, 11),
         ways=(),
     ),
     Op(
         name="mlp_swiglu__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da", "backward_state"),
+        flags=3,
+        mutated=1,
+        saved=(1,),
+        asked=(4, 1, 1, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="mlp_swiglu__fp8_delayed_backward_3",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, Tensor dh_rowwise, "
             "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
@@ -63,7 +75,7 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="mlp_swiglu__fp8_delayed_backward_3",
+        name="mlp_swiglu__fp8_delayed_backward_4",
         schema=(
             "(Tensor dy, Tensor? x_columnwise, Tensor? x_columnwise_scale, Tensor dh_columnwise, "
             "Tensor dh_columnwise_scale, int flags, int ways) -> Tensor"

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:922f9c37810c7390
+# checksum sha256:9ab375dd5a78d0af
 """norm_mlp_swiglu__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T; no block with a scale of its own is cut.
@@ -40,26 +40,45 @@ OPS = (
     Op(
         name="norm_mlp_swiglu__fp8_block_backward_1",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, int flags, int ways, float norm_eps) -> (Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "h", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        tensors=("dy", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
         flags=6,
         mutated=0,
-        saved=(1, 3, 4),
-        asked=(8, 16, 32, 3, 3, 4, 4),
+        saved=(2, 3),
+        asked=(8, 32, 23),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, 0, WHOLE, 1, 0),
-                results=(PARTIAL, PARTIAL, PARTIAL, 0, 0, 1, 0),
-                sizes=((0, 0, -1, 128), (1, 0, -1, 128)),
+                arguments=(0, WHOLE, 1, 0),
+                results=(PARTIAL, PARTIAL, 0),
+                sizes=((0, 0, -1, 128),),
             ),
         ),
     ),
     Op(
         name="norm_mlp_swiglu__fp8_block_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, int flags, int ways, float norm_eps) -> (Tensor, "
+            "Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da"),
+        flags=4,
+        mutated=0,
+        saved=(1,),
+        asked=(8, 3, 3, 4, 4),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, 0, 0),
+                results=(PARTIAL, 0, 0, 1, 0),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (2, 0, -1, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_block_backward_3",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor dh_rowwise, Tensor dh_rowwise_scale, "
             "int flags, int ways, float norm_eps) -> Tensor"
@@ -79,7 +98,7 @@ OPS = (
         ),
     ),
     Op(
-        name="norm_mlp_swiglu__fp8_block_backward_3",
+        name="norm_mlp_swiglu__fp8_block_backward_4",
         schema=(
             "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n_columnwise, "
             "Tensor? n_columnwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "

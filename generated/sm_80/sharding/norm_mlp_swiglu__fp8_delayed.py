@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:54db088eee03a3bb
+# checksum sha256:b117f3d9fc02e54a
 """norm_mlp_swiglu__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -42,14 +42,12 @@ OPS = (
     Op(
         name="norm_mlp_swiglu__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, "
-            "int flags, int ways, float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
-            "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
@@ -58,12 +56,25 @@ OPS = (
         ),
         flags=6,
         mutated=1,
-        saved=(1, 3, 4, 5),
-        asked=(8, 16, 32, 3, 3, 4, 4),
+        saved=(2, 3, 4),
+        asked=(8, 32, 23),
         ways=(),
     ),
     Op(
         name="norm_mlp_swiglu__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, int flags, int ways, "
+            "float norm_eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da", "backward_state"),
+        flags=4,
+        mutated=1,
+        saved=(1,),
+        asked=(8, 3, 3, 4, 4),
+        ways=(),
+    ),
+    Op(
+        name="norm_mlp_swiglu__fp8_delayed_backward_3",
         schema=(
             "(Tensor dy, Tensor? fc1_weight, Tensor? fc1_weight_scale_used, Tensor dh_rowwise, "
             "Tensor dh_rowwise_scale, int flags, int ways, float norm_eps) -> Tensor"
@@ -76,7 +87,7 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="norm_mlp_swiglu__fp8_delayed_backward_3",
+        name="norm_mlp_swiglu__fp8_delayed_backward_4",
         schema=(
             "(Tensor dy, Tensor? x, Tensor? norm_weight, Tensor? norm_rstd, Tensor? n_columnwise, "
             "Tensor? n_columnwise_scale, Tensor? dh_columnwise, Tensor? dh_columnwise_scale, "

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 //      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:c81ce2523d16dc7d
+// checksum sha256:bb2d2b3efb7244b2
 // y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -239,16 +239,16 @@ std::tuple<Tensor, Tensor> backward(
   const Tensor dx = need_dx ? empty({T, K}, io, dy) : empty({0}, io, dy);
   const Tensor dbias = need_dbias ? empty({E, N}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dweight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_dx ? padded(T * align(N, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dweight ? padded(N * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dweight ? padded(4 * E) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * N), 1, 1},  // dy_row_sums
-      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 2, 3},  // weight_columnwise
-      {need_dx ? padded(4 * E) : kUnwanted, 2, 3},  // weight_columnwise_scale
+      {need_dx ? padded(E * K * align(N, 16)) : kUnwanted, 3, 4},  // weight_columnwise
+      {need_dx ? padded(4 * E) : kUnwanted, 3, 4},  // weight_columnwise_scale
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
+      region(dx, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -291,7 +291,24 @@ std::tuple<Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
+  // 2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes, weight_main_grad -> weight_main_grad
+  if (need_dweight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: weight, weight_scale_used -> weight_columnwise, weight_columnwise_scale
   if (need_dx) {
     {
       QuantizeStepArguments arguments{};
@@ -308,7 +325,7 @@ std::tuple<Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
+  // 4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, weight_columnwise,
   //    weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -321,23 +338,6 @@ std::tuple<Tensor, Tensor> backward(
                   /*pitch_b=*/align(N, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale,
-  //    split_sizes, weight_main_grad -> weight_main_grad
-  if (need_dweight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(weight_main_grad),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/N, /*k=*/K, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

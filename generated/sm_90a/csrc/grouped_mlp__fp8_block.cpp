@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:430c5e7ad03f3a56
+// checksum sha256:9034496bb679a79d
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -236,12 +236,14 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -254,27 +256,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
-      "T // 128 + E");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
@@ -285,42 +284,63 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  std::optional<Tensor> da;
-  if (need_fc2_weight_copies) da = empty({T, F}, io, dy);
-  const std::array<Lifetime, 7> lives{{
+  std::optional<Tensor> dy_columnwise;
+  if (need_dfc2_weight) dy_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dy_columnwise_scale;
+  if (need_dfc2_weight) dy_columnwise_scale = empty({T / 128 + E, H}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_rowwise;
+  if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_rowwise_scale;
+  if (need_dx) dh_rowwise_scale =
+      empty({ceildiv(2 * F, 128), 32 * (T / 32 + E)}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_columnwise;
+  if (need_dfc1_weight) dh_columnwise =
+      empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_columnwise_scale;
+  if (need_dfc1_weight) dh_columnwise_scale = empty({T / 128 + E, 2 * F}, ScalarType::Float, dy);
+  const std::array<Lifetime, 8> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       // dy_rowwise_scale
       {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + E)) : kUnwanted, 1, 3},
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},
-      {need_dfc2_weight ? padded(4 * (T / 128 + E) * H) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
       {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 3},
       // fc2_weight_columnwise_scale
       {need_fc2_weight_copies
           ? padded(4 * E * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 4},  // da
+      // dh_row_sums
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 4, 4},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 4, 4},  // dprobs_row_partials
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/4),
+      region(dh_rowwise, /*before=*/4),
+      region(dh_rowwise_scale, /*before=*/4),
+      region(dh_columnwise, /*before=*/4),
+      region(dh_columnwise_scale, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
-  void* const fc2_weight_columnwise = workspace[5];
-  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const dy_row_sums = workspace[2];
+  void* const fc2_weight_columnwise = workspace[3];
+  void* const fc2_weight_columnwise_scale = workspace[4];
+  void* const da = workspace[5];
+  void* const dh_row_sums = workspace[6];
+  void* const dprobs_row_partials = workspace[7];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dfc2_bias, dy_row_sums
@@ -380,134 +400,57 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  return {dfc2_weight, dfc2_bias, da};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> h,
-    Tensor da,
-    bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dprobs,
-    bool need_dfc1_bias) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "da", given(da), "dy", dy);
-  check_same_dtype(kCell, "da", given(da), "dy", dy);
-  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
-  const int64_t T = extent(dy, -2);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(da, -1);
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const ScalarType io = dy.scalar_type();
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto probs_dense = dense(probs);
-  const auto h_dense = dense(h);
-  const auto da_dense = dense(da);
-  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  std::optional<Tensor> dh_rowwise;
-  if (need_dx) dh_rowwise = empty({T, align(2 * F, 16)}, ScalarType::Float8_e4m3fn, dy);
-  std::optional<Tensor> dh_rowwise_scale;
-  if (need_dx) dh_rowwise_scale =
-      empty({ceildiv(2 * F, 128), 32 * (T / 32 + E)}, ScalarType::Float, dy);
-  std::optional<Tensor> dh_columnwise;
-  if (need_dfc1_weight) dh_columnwise =
-      empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
-  std::optional<Tensor> dh_columnwise_scale;
-  if (need_dfc1_weight) dh_columnwise_scale = empty({T / 128 + E, 2 * F}, ScalarType::Float, dy);
-  const std::array<Lifetime, 2> lives{{
-      // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 1, 1},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 1, 1},  // dprobs_row_partials
-  }};
-  const Workspace workspace(lives, dy);
-  void* const dh_row_sums = workspace[0];
-  void* const dprobs_row_partials = workspace[1];
-
-  // 1. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
+  // 4. pointwise_grad_quantize: da, h, probs, split_sizes -> dh_rowwise, dh_rowwise_scale,
   //    dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y
   //    = gate * sigmoid(gate) * up * scales)
-  {
-    PointwiseQuantizeArguments arguments{};
-    arguments.expression.operands =
-        {pointer(da_dense), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
-    arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
-    arguments.expression.scalars = {};
-    arguments.expression.rows = T;
-    arguments.expression.columns = F;
-    arguments.row_partials = floats(writable(dprobs_row_partials));
-    arguments.quantizes = need_dh_row_sums;
-    arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.step.quantize.rows = T;
-    arguments.step.quantize.columns = 2 * F;
-    arguments.step.quantize.groups = E;
-    arguments.step.quantize.row_align = 32;
-    arguments.step.quantize.power_of_two = true;
-    arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-    arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-    arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-    arguments.step.quantize.token_pitch = 32 * (T / 32 + E);
-    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-    arguments.step.quantize.columnwise.scale = need_dfc1_weight
-        ? writable(dh_columnwise_scale) : nullptr;
-    arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-    arguments.step.quantize.row_sums = floats(dh_row_sums);
-    check(kCell, pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
+  if (need_fc2_weight_copies) {
+    {
+      PointwiseQuantizeArguments arguments{};
+      arguments.expression.operands =
+          {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
+      arguments.expression.scalars = {};
+      arguments.expression.rows = T;
+      arguments.expression.columns = F;
+      arguments.row_partials = floats(writable(dprobs_row_partials));
+      arguments.quantizes = need_dh_row_sums;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.step.quantize.rows = T;
+      arguments.step.quantize.columns = 2 * F;
+      arguments.step.quantize.groups = E;
+      arguments.step.quantize.row_align = 32;
+      arguments.step.quantize.power_of_two = true;
+      arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+      arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+      arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
+      arguments.step.quantize.token_pitch = 32 * (T / 32 + E);
+      arguments.step.quantize.columnwise.data = need_dfc1_weight
+          ? writable(dh_columnwise) : nullptr;
+      arguments.step.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
+      arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+      arguments.step.quantize.row_sums = floats(dh_row_sums);
+      check(kCell,
+          pointwise_scaled_swiglu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
+    }
   }
-  return {dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
-Tensor backward_3(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> fc1_weight,
-    Tensor dh_rowwise,
-    Tensor dh_rowwise_scale,
-    bool /*need_dx*/) {
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    bool need_dx,
+    bool need_dfc1_weight) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -517,94 +460,6 @@ Tensor backward_3(
   check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
-  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
-  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
-      "[ceildiv(2 * F, 128), 32 * (T // 32 + E)]");
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
-  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
-  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, ceildiv(2 * F, 128),
-      "ceildiv(2 * F, 128)");
-  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 32 * (T / 32 + E),
-      "32 * (T // 32 + E)");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto dh_rowwise_dense = dense(dh_rowwise);
-  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
-  const Tensor dx = empty({T, H}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
-      {padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)), 1, 2},  // fc1_weight_columnwise_scale
-  }};
-  const Workspace workspace(lives, dy);
-  void* const fc1_weight_columnwise = workspace[0];
-  void* const fc1_weight_columnwise_scale = workspace[1];
-
-  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-  {
-    QuantizeStepArguments arguments{};
-    arguments.quantize.input = pointer(fc1_weight_dense);
-    arguments.quantize.group_sizes = nullptr;
-    arguments.quantize.rows = 2 * F;
-    arguments.quantize.columns = H;
-    arguments.quantize.groups = E;
-    arguments.quantize.row_align = 32;
-    arguments.quantize.power_of_two = true;
-    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-    arguments.quantize.columnwise.pitch = align(2 * F, 16);
-    check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
-  }
-  // 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-  //    fc1_weight_columnwise_scale, split_sizes -> dx
-  check(kCell,
-        gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
-            Fp8GemmArguments{
-                {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
-                    /*bias=*/nullptr, /*out=*/writable(dx),
-                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                /*pitch_a=*/align(2 * F, 16),
-                /*pitch_b=*/align(2 * F, 16),
-                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
-                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-            },
-            stream));
-  return dx;
-}
-
-Tensor backward_4(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dh_columnwise,
-    Tensor dh_columnwise_scale,
-    bool /*need_dfc1_weight*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
   check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
   check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
@@ -612,6 +467,13 @@ Tensor backward_4(
   check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
   check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true, "[T // 128 + E, H]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(2 * F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
+      "[ceildiv(2 * F, 128), 32 * (T // 32 + E)]");
   check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
   check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e4m3fn);
   check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
@@ -623,21 +485,32 @@ Tensor backward_4(
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2
+      : dh_columnwise ? extent(*dh_columnwise, -2) / 2
+      : dh_columnwise_scale ? extent(*dh_columnwise_scale, -1) / 2 : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, T / 128 + E,
       "T // 128 + E");
   check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, ceildiv(2 * F, 128),
+      "ceildiv(2 * F, 128)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 32 * (T / 32 + E),
+      "32 * (T // 32 + E)");
   check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
   check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, T / 128 + E,
       "T // 128 + E");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 2 * F, "2 * F");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -645,28 +518,158 @@ Tensor backward_4(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
   const auto dh_columnwise_dense = dense(dh_columnwise);
   const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const std::array<Lifetime, 2> lives{{
+      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 1, 2},  // fc1_weight_columnwise
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * E * ceildiv(2 * F, 128) * ceildiv(H, 128)) : kUnwanted, 1, 2},
+  }};
+  const std::array regions{
+      region(dfc1_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
 
-  // 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  if (need_dx) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc1_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = 2 * F;
+      arguments.quantize.columns = H;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.power_of_two = true;
+      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(2 * F, 16);
+      check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
+    }
+  }
+  // 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  //    fc1_weight_columnwise_scale, split_sizes -> dx
+  if (need_dx) {
+    check(kCell,
+          gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(2 * F, 16),
+                  /*pitch_b=*/align(2 * F, 16),
+                  /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+              },
+              stream));
+  }
+  // 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
   //    split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  return {dx, dfc1_weight};
+}
+
+Tensor backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 128 + E, F]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 2, true,
+      "[T // 128 + E, H]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, T / 128 + E,
+      "T // 128 + E");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, H, "H (hidden)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+
+  // 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
   check(kCell,
         gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
-                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                {/*a=*/pointer(dy_columnwise_dense), /*b=*/pointer(a_columnwise_dense),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
                     /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(32 * (T / 32 + E), 16),
                 /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+                /*scale_a=*/floats(pointer(dy_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
             },
             stream));
-  return dfc1_weight;
+  return dfc2_weight;
 }
 
 }  // namespace
@@ -676,5 +679,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("grouped_mlp__fp8_block_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_block_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__fp8_block_backward_3", TORCH_BOX(&backward_3));
-  m.impl("grouped_mlp__fp8_block_backward_4", TORCH_BOX(&backward_4));
 }

@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:6e2585f80193aeb2
+// checksum sha256:86a021e4b8f43323
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -370,18 +370,18 @@ std::tuple<Tensor, Tensor> backward_1(
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
   const Tensor da = need_fc2_weight_copies ? empty({T, F}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 3},  // dy_rowwise_scale
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 4},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 2},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 2, 3},
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(E * F * align(H, 16)) : kUnwanted, 3, 4},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 3, 4},  // fc2_weight_columnwise_scale
   }};
   const std::array regions{
-      region(da, /*before=*/3),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -426,7 +426,24 @@ std::tuple<Tensor, Tensor> backward_1(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(fc2_weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -444,7 +461,7 @@ std::tuple<Tensor, Tensor> backward_1(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+  // 4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale, split_sizes -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -461,33 +478,19 @@ std::tuple<Tensor, Tensor> backward_1(
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(fc2_weight_main_grad),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
   return {dfc2_bias, da};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward_2(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
     Tensor da,
     Tensor backward_state,
+    std::optional<Tensor> fc1_weight_main_grad,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dprobs,
@@ -504,6 +507,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "da", given(da), "dy", dy);
   check_same_dtype(kCell, "da", given(da), "dy", dy);
   check_rank(kCell, "da", given(da), 2, true, "[T, F]");
@@ -511,25 +521,41 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
   check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
   check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
   check_contiguous(kCell, "backward_state", given(backward_state));
+  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
+  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
+  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
   const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = extent(da, -1);
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "da", given(da), -2, T, "T (tokens)");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
   const std::lock_guard<std::mutex> turn(changes());
+  const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto da_dense = dense(da);
   const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
   const Tensor dprobs = need_dprobs
@@ -540,19 +566,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
       : empty({0}, ScalarType::Float8_e5m2, dy);
   const Tensor dh_rowwise_scale = need_dx
       ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
-      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 2> lives{{
+  const std::array<Lifetime, 4> lives{{
+      // dh_columnwise
+      {need_dfc1_weight ? padded(2 * F * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 2},
+      {need_dfc1_weight ? padded(4 * E) : kUnwanted, 1, 2},  // dh_columnwise_scale
       // dh_row_sums
       {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 1, 1},
       {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 1, 1},  // dprobs_row_partials
   }};
   const Workspace workspace(lives, dy);
-  void* const dh_row_sums = workspace[0];
-  void* const dprobs_row_partials = workspace[1];
+  void* const dh_columnwise = workspace[0];
+  void* const dh_columnwise_scale = workspace[1];
+  void* const dh_row_sums = workspace[2];
+  void* const dprobs_row_partials = workspace[3];
   float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
   float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049 * E;
   DelayedArguments due{};
@@ -596,23 +622,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
     arguments.step.update = need_dh_row_sums;
     check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
   }
-  return {dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+  // 2. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(fc1_weight_main_grad),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  return {dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale};
 }
 
 Tensor backward_3(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
     std::optional<Tensor> fc1_weight_scale_used,
-    std::optional<Tensor> dh_rowwise,
-    std::optional<Tensor> dh_rowwise_scale,
-    std::optional<Tensor> dh_columnwise,
-    std::optional<Tensor> dh_columnwise_scale,
-    std::optional<Tensor> fc1_weight_main_grad,
-    bool need_dx,
-    bool need_dfc1_weight) {
+    Tensor dh_rowwise,
+    Tensor dh_rowwise_scale,
+    bool /*need_dx*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -622,13 +659,6 @@ Tensor backward_3(
   check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
-      "[H, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[E]");
@@ -638,63 +668,34 @@ Tensor backward_3(
   check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
   check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
   check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[E]");
-  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
-  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), "dy", dy);
-  check_dtype(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), 3, true, "[E, 2 * F, H]");
-  check_contiguous(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad));
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2
-      : dh_columnwise ? extent(*dh_columnwise, -2) / 2
-      : fc1_weight_main_grad ? extent(*fc1_weight_main_grad, -2) / 2 : 0;
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : 0;
   check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, E, "E (num_groups)");
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
   check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -3, E, "E (num_groups)");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight_main_grad", given(fc1_weight_main_grad), -1, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
-  const std::lock_guard<std::mutex> turn(changes());
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
   const auto fc1_weight_dense = dense(fc1_weight);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto dh_rowwise_dense = dense(dh_rowwise);
   const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
-  const auto dh_columnwise_dense = dense(dh_columnwise);
-  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const Tensor dx = need_dx ? empty({T, H}, io, dy) : empty({0}, io, dy);
+  const Tensor dx = empty({T, H}, io, dy);
   const std::array<Lifetime, 2> lives{{
-      {need_dx ? padded(E * H * align(2 * F, 16)) : kUnwanted, 1, 2},  // fc1_weight_columnwise
-      {need_dx ? padded(4 * E) : kUnwanted, 1, 2},  // fc1_weight_columnwise_scale
+      {padded(E * H * align(2 * F, 16)), 1, 2},  // fc1_weight_columnwise
+      {padded(4 * E), 1, 2},  // fc1_weight_columnwise_scale
   }};
   const Workspace workspace(lives, dy);
   void* const fc1_weight_columnwise = workspace[0];
@@ -702,56 +703,35 @@ Tensor backward_3(
 
   // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale
-  if (need_dx) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc1_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = 2 * F;
-      arguments.quantize.columns = H;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(2 * F, 16);
-      arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
-      check(kCell, quantize_e4m3_tensor(io, arguments, stream));
-    }
+  {
+    QuantizeStepArguments arguments{};
+    arguments.quantize.input = pointer(fc1_weight_dense);
+    arguments.quantize.group_sizes = nullptr;
+    arguments.quantize.rows = 2 * F;
+    arguments.quantize.columns = H;
+    arguments.quantize.groups = E;
+    arguments.quantize.row_align = 32;
+    arguments.quantize.columnwise.data = writable(fc1_weight_columnwise);
+    arguments.quantize.columnwise.scale = writable(fc1_weight_columnwise_scale);
+    arguments.quantize.columnwise.pitch = align(2 * F, 16);
+    arguments.quantize.scale = floats(pointer(fc1_weight_scale_used_dense));
+    check(kCell, quantize_e4m3_tensor(io, arguments, stream));
   }
   // 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
-  if (need_dx) {
-    check(kCell,
-          gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
-                      /*bias=*/nullptr, /*out=*/writable(dx),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*pitch_a=*/align(2 * F, 16),
-                  /*pitch_b=*/align(2 * F, 16),
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
-                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
-  //    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128_add(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(fc1_weight_main_grad),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
-              },
-              stream));
-  }
+  check(kCell,
+        gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
+            Fp8GemmArguments{
+                {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
+                    /*bias=*/nullptr, /*out=*/writable(dx),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                /*pitch_a=*/align(2 * F, 16),
+                /*pitch_b=*/align(2 * F, 16),
+                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
+            },
+            stream));
   return dx;
 }
 

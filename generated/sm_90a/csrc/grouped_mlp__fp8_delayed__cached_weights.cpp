@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:fb52a1ebdb749003
+// checksum sha256:e781a95103de784a
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -264,11 +264,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_1(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
     Tensor fc2_weight_columnwise,
     Tensor fc2_weight_columnwise_scale,
     Tensor backward_state,
@@ -284,13 +284,12 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Byte);
   check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
@@ -308,10 +307,9 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = extent(fc2_weight_columnwise, -2);
-  check_size(kCell, "a_columnwise", given(a_columnwise), -2, F, "F (intermediate)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
       "align(H, 16)");
@@ -330,34 +328,56 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
   const auto fc2_weight_columnwise_dense = dense(fc2_weight_columnwise);
   const auto fc2_weight_columnwise_scale_dense = dense(fc2_weight_columnwise_scale);
   const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
+  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
+  const Tensor dprobs = need_dprobs
+      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
-  const Tensor da = need_da ? empty({T, F}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 5> lives{{
+  const Tensor dy_columnwise = need_dfc2_weight
+      ? empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dy_columnwise_scale = need_dfc2_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_rowwise = need_dx
+      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_rowwise_scale = need_dx
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 6> lives{{
       {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+      {need_da ? padded(2 * T * F) : kUnwanted, 2, 3},  // da
+      // dh_row_sums
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 3, 3},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 3, 3},  // dprobs_row_partials
   }};
   const std::array regions{
-      region(da, /*before=*/2),
-      region(dfc2_weight, /*before=*/3),
+      region(dfc1_bias, /*before=*/3),
+      region(dh_rowwise, /*before=*/3),
+      region(dh_columnwise, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_sums = workspace[4];
+  void* const dy_row_sums = workspace[2];
+  void* const da = workspace[3];
+  void* const dh_row_sums = workspace[4];
+  void* const dprobs_row_partials = workspace[5];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024 * E;
+  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
+  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049 * E;
   DelayedArguments due{};
 
   // 1. quantize: dy, split_sizes, fc2_grad_output_amax_history, fc2_grad_output_scale
@@ -386,7 +406,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
     arguments.state.max = 57344.0f;
     arguments.state.grouped = true;
     arguments.due = &due;
-    arguments.moves_states = true;
+    arguments.moves_states = !need_dh_row_sums;
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
@@ -407,158 +427,79 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  return {dfc2_weight, dfc2_bias, da};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
-    Tensor dy,
-    Tensor split_sizes,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> h,
-    Tensor da,
-    Tensor backward_state,
-    bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dprobs,
-    bool need_dfc1_bias) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "da", given(da), "dy", dy);
-  check_same_dtype(kCell, "da", given(da), "dy", dy);
-  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
-  check_device(kCell, "backward_state", given(backward_state), "dy", dy);
-  check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
-  check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, E]");
-  check_contiguous(kCell, "backward_state", given(backward_state));
-  const int64_t T = extent(dy, -2);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(da, -1);
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
-  check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
-  check_size(kCell, "backward_state", given(backward_state), -1, E, "E (num_groups)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const std::lock_guard<std::mutex> turn(changes());
-  const ScalarType io = dy.scalar_type();
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto probs_dense = dense(probs);
-  const auto h_dense = dense(h);
-  const auto da_dense = dense(da);
-  const bool need_dh_row_sums = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dprobs = need_dprobs
-      ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
-  const Tensor dh_rowwise = need_dx
-      ? empty({T, align(2 * F, 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_rowwise_scale = need_dx
-      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const Tensor dh_columnwise = need_dfc1_weight
-      ? empty({2 * F, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e5m2, dy)
-      : empty({0}, ScalarType::Float8_e5m2, dy);
-  const Tensor dh_columnwise_scale = need_dfc1_weight
-      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 2> lives{{
-      // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 1, 1},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 1, 1},  // dprobs_row_partials
-  }};
-  const Workspace workspace(lives, dy);
-  void* const dh_row_sums = workspace[0];
-  void* const dprobs_row_partials = workspace[1];
-  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025 * E;
-  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049 * E;
-  DelayedArguments due{};
-
-  // 1. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  // 3. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
   //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
   //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
   //    scales)
-  {
-    PointwiseQuantizeArguments arguments{};
-    arguments.expression.operands =
-        {pointer(da_dense), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
-    arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
-    arguments.expression.scalars = {};
-    arguments.expression.rows = T;
-    arguments.expression.columns = F;
-    arguments.row_partials = floats(writable(dprobs_row_partials));
-    arguments.quantizes = need_dh_row_sums;
-    arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.step.quantize.rows = T;
-    arguments.step.quantize.columns = 2 * F;
-    arguments.step.quantize.groups = E;
-    arguments.step.quantize.row_align = 32;
-    arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-    arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-    arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
-    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
-    arguments.step.quantize.columnwise.scale = need_dfc1_weight
-        ? writable(dh_columnwise_scale) : nullptr;
-    arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
-    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-    arguments.step.quantize.row_sums = floats(dh_row_sums);
-    arguments.step.state.history = fc1_grad_output_amax_history;
-    arguments.step.state.scale = fc1_grad_output_scale;
-    arguments.step.state.slots = 1024;
-    arguments.step.state.groups = E;
-    arguments.step.state.max = 57344.0f;
-    arguments.step.state.grouped = true;
-    arguments.step.due = &due;
-    arguments.step.moves_states = true;
-    arguments.step.update = need_dh_row_sums;
-    check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
+  if (need_da) {
+    {
+      PointwiseQuantizeArguments arguments{};
+      arguments.expression.operands =
+          {pointer(da), pointer(h_dense), pointer(h_dense), pointer(probs_dense)};
+      arguments.expression.results = {nullptr, nullptr, writable(dprobs)};
+      arguments.expression.scalars = {};
+      arguments.expression.rows = T;
+      arguments.expression.columns = F;
+      arguments.row_partials = floats(writable(dprobs_row_partials));
+      arguments.quantizes = need_dh_row_sums;
+      arguments.step.quantize.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.step.quantize.rows = T;
+      arguments.step.quantize.columns = 2 * F;
+      arguments.step.quantize.groups = E;
+      arguments.step.quantize.row_align = 32;
+      arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+      arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+      arguments.step.quantize.rowwise.pitch = align(2 * F, 16);
+      arguments.step.quantize.columnwise.data = need_dfc1_weight
+          ? writable(dh_columnwise) : nullptr;
+      arguments.step.quantize.columnwise.scale = need_dfc1_weight
+          ? writable(dh_columnwise_scale) : nullptr;
+      arguments.step.quantize.columnwise.pitch = align(32 * (T / 32 + E), 16);
+      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+      arguments.step.quantize.row_sums = floats(dh_row_sums);
+      arguments.step.state.history = fc1_grad_output_amax_history;
+      arguments.step.state.scale = fc1_grad_output_scale;
+      arguments.step.state.slots = 1024;
+      arguments.step.state.groups = E;
+      arguments.step.state.max = 57344.0f;
+      arguments.step.state.grouped = true;
+      arguments.step.due = &due;
+      arguments.step.moves_states = true;
+      arguments.step.update = need_dh_row_sums;
+      check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
+    }
   }
-  return {dprobs, dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh_rowwise,
+      dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
-Tensor backward_3(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
     Tensor fc1_weight_columnwise,
     Tensor fc1_weight_columnwise_scale,
-    Tensor dh_rowwise,
-    Tensor dh_rowwise_scale,
-    Tensor fc2_weight_columnwise) {
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    Tensor fc2_weight_columnwise,
+    bool need_dx,
+    bool need_dfc1_weight) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), ScalarType::Byte);
   check_rank(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), 3, true,
@@ -574,6 +515,13 @@ Tensor backward_3(
   check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
   check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
   check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[E]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
+      "[2 * F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[E]");
   check_device(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), "dy", dy);
   check_dtype(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), ScalarType::Byte);
   check_rank(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), 3, true,
@@ -582,6 +530,10 @@ Tensor backward_3(
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = extent(fc2_weight_columnwise, -2);
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -2, H, "H (hidden)");
   check_size(kCell, "fc1_weight_columnwise", given(fc1_weight_columnwise), -1, align(2 * F, 16),
@@ -591,6 +543,10 @@ Tensor backward_3(
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
   check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(2 * F, 16), "align(2 * F, 16)");
   check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight_columnwise", given(fc2_weight_columnwise), -1, align(H, 16),
       "align(H, 16)");
@@ -603,72 +559,97 @@ Tensor backward_3(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto fc1_weight_columnwise_dense = dense(fc1_weight_columnwise);
   const auto fc1_weight_columnwise_scale_dense = dense(fc1_weight_columnwise_scale);
   const auto dh_rowwise_dense = dense(dh_rowwise);
   const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
-  const Tensor dx = empty({T, H}, io, dy);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
 
   // 1. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
-  check(kCell,
-        gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
-            Fp8GemmArguments{
-                {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise_dense),
-                    /*bias=*/nullptr, /*out=*/writable(dx),
-                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                /*pitch_a=*/align(2 * F, 16),
-                /*pitch_b=*/align(2 * F, 16),
-                /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
-                /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
-            },
-            stream));
-  return dx;
+  if (need_dx) {
+    check(kCell,
+          gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dx),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(2 * F, 16),
+                  /*pitch_b=*/align(2 * F, 16),
+                  /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 2. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+  //    split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  return {dx, dfc1_weight};
 }
 
-Tensor backward_4(
+Tensor backward_3(
     Tensor dy,
     Tensor split_sizes,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    Tensor dh_columnwise,
-    Tensor dh_columnwise_scale,
-    bool /*need_dfc1_weight*/) {
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true,
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
       "[H, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[E]");
-  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
-  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
-  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true,
-      "[2 * F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[E]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(32 * (T / 32 + E), 16),
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, E, "E (num_groups)");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -2, 2 * F, "2 * F");
-  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(32 * (T / 32 + E), 16),
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, E, "E (num_groups)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
       "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, E, "E (num_groups)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -676,28 +657,28 @@ Tensor backward_4(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto dh_columnwise_dense = dense(dh_columnwise);
-  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
-  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
 
-  // 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
-  //    split_sizes -> dfc1_weight
+  // 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
   check(kCell,
         gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
             Fp8GemmArguments{
-                {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
-                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                {/*a=*/pointer(dy_columnwise_dense), /*b=*/pointer(a_columnwise_dense),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
                     /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                    /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
                 /*pitch_a=*/align(32 * (T / 32 + E), 16),
                 /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+                /*scale_a=*/floats(pointer(dy_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
             },
             stream));
-  return dfc1_weight;
+  return dfc2_weight;
 }
 
 void refresh(
@@ -879,6 +860,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("grouped_mlp__fp8_delayed__cached_weights_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__fp8_delayed__cached_weights_backward_2", TORCH_BOX(&backward_2));
   m.impl("grouped_mlp__fp8_delayed__cached_weights_backward_3", TORCH_BOX(&backward_3));
-  m.impl("grouped_mlp__fp8_delayed__cached_weights_backward_4", TORCH_BOX(&backward_4));
   m.impl("grouped_mlp__fp8_delayed__cached_weights_refresh", TORCH_BOX(&refresh));
 }

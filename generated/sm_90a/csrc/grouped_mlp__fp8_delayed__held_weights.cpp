@@ -3,7 +3,7 @@
 //      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:7ef4a945949dd845
+// checksum sha256:da6678bc7133a729
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -425,21 +425,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       {need_da ? padded(T * align(H, 16)) : kUnwanted, 1, 2},  // dy_rowwise
       {need_da ? padded(4 * E) : kUnwanted, 1, 2},  // dy_rowwise_scale
       // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 3},  // dy_columnwise_scale
+      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 5},
+      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 5},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
-      {need_da ? padded(2 * T * F) : kUnwanted, 2, 4},  // da
-      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 4, 5},  // dh_rowwise
-      {need_dx ? padded(4 * E) : kUnwanted, 4, 5},  // dh_rowwise_scale
+      {need_da ? padded(2 * T * F) : kUnwanted, 2, 3},  // da
+      {need_dx ? padded(T * align(2 * F, 16)) : kUnwanted, 3, 4},  // dh_rowwise
+      {need_dx ? padded(4 * E) : kUnwanted, 3, 4},  // dh_rowwise_scale
       // dh_row_sums
-      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 4, 4},
-      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 4, 4},  // dprobs_row_partials
+      {need_dh_row_sums ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 3, 3},
+      {need_dprobs ? padded(4 * ceildiv(F, 128) * T) : kUnwanted, 3, 3},  // dprobs_row_partials
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-      region(dfc1_bias, /*before=*/4),
-      region(dh_columnwise, /*before=*/4),
-      region(dx, /*before=*/5),
+      region(dfc1_bias, /*before=*/3),
+      region(dh_columnwise, /*before=*/3),
+      region(dx, /*before=*/4),
+      region(dfc2_weight, /*before=*/5),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -505,24 +505,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
               },
               stream));
   }
-  // 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 4. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
+  // 3. pointwise_grad_quantize: da, h, probs, split_sizes, fc1_grad_output_amax_history,
   //    fc1_grad_output_scale -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
   //    dfc1_bias, dh_row_sums, dprobs, dprobs_row_partials  (y = gate * sigmoid(gate) * up *
   //    scales)
@@ -564,7 +547,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
       check(kCell, pointwise_scaled_swiglu_backward_quantize_e5m2_tensor(io, arguments, stream));
     }
   }
-  // 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+  // 4. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale, split_sizes -> dx
   if (need_dx) {
     check(kCell,
@@ -578,6 +561,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_1(
                   /*pitch_b=*/align(2 * F, 16),
                   /*scale_a=*/floats(pointer(dh_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 5. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
               },
               stream));
   }

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_rowwise.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:ffe87957a4a660ca
+// checksum sha256:ae7008fac1f6f7a1
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -258,12 +258,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> probs,
+    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -276,26 +277,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "probs", given(probs), "dy", dy);
+  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
+  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 16)]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[E, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
+  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
-      "align(32 * (T // 32 + E), 16)");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
@@ -306,22 +305,24 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
   const auto split_sizes_dense = dense(split_sizes);
+  const auto probs_dense = dense(probs);
+  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  std::optional<Tensor> da;
-  if (need_fc2_weight_copies) da = empty({T, F}, io, dy);
-  const std::array<Lifetime, 10> lives{{
+  std::optional<Tensor> dy_columnwise;
+  if (need_dfc2_weight) dy_columnwise =
+      empty({H, align(32 * (T / 32 + E), 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dy_columnwise_scale;
+  if (need_dfc2_weight) dy_columnwise_scale = empty({E, H}, ScalarType::Float, dy);
+  std::optional<Tensor> dh;
+  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
+  const std::array<Lifetime, 9> lives{{
       {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
       {need_fc2_weight_copies ? padded(4 * T) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * align(32 * (T / 32 + E), 16)) : kUnwanted, 1, 4},
-      {need_dfc2_weight ? padded(4 * E * H) : kUnwanted, 1, 4},  // dy_columnwise_scale
       {padded(4 * T), 1, 1},  // dy_row_amax
       {padded(4 * E * H), 1, 1},  // dy_column_amax
       {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
@@ -330,22 +331,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       // fc2_weight_columnwise_scale
       {need_fc2_weight_copies ? padded(4 * E * F) : kUnwanted, 2, 3},
       {need_fc2_weight_copies ? padded(4 * E * F) : kUnwanted, 2, 2},  // fc2_weight_column_amax
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 4},  // da
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dh, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
   void* const dy_rowwise_scale = workspace[1];
-  void* const dy_columnwise = workspace[2];
-  void* const dy_columnwise_scale = workspace[3];
-  void* const dy_row_amax = workspace[4];
-  void* const dy_column_amax = workspace[5];
-  void* const dy_row_sums = workspace[6];
-  void* const fc2_weight_columnwise = workspace[7];
-  void* const fc2_weight_columnwise_scale = workspace[8];
-  void* const fc2_weight_column_amax = workspace[9];
+  void* const dy_row_amax = workspace[2];
+  void* const dy_column_amax = workspace[3];
+  void* const dy_row_sums = workspace[4];
+  void* const fc2_weight_columnwise = workspace[5];
+  void* const fc2_weight_columnwise_scale = workspace[6];
+  void* const fc2_weight_column_amax = workspace[7];
+  void* const da = workspace[8];
 
   // 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
   //    dy_columnwise_scale, dy_row_amax, dy_column_amax, dfc2_bias, dy_row_sums
@@ -406,83 +406,25 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-  //    split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
+  // 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  if (need_fc2_weight_copies) {
     check(kCell,
-          gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(32 * (T / 32 + E), 16),
-                  /*pitch_b=*/align(32 * (T / 32 + E), 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+          pointwise_scaled_swiglu_backward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
+                      pointer(probs_dense)},
+                  /*results=*/{writable(dh), writable(dh), writable(dprobs)},
+                  /*scalars=*/{},
+                  /*rows=*/T,
+                  /*columns=*/F,
               },
               stream));
   }
-  return {dfc2_weight, dfc2_bias, da};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
-    Tensor dy,
-    std::optional<Tensor> probs,
-    std::optional<Tensor> h,
-    Tensor da,
-    bool need_dx,
-    bool need_dfc1_weight,
-    bool need_dprobs,
-    bool need_dfc1_bias) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "probs", given(probs), "dy", dy);
-  check_dtype(kCell, "probs", given(probs), ScalarType::Float);
-  check_rank(kCell, "probs", given(probs), 1, true, "[T]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 2, true, "[T, 2 * F]");
-  check_device(kCell, "da", given(da), "dy", dy);
-  check_same_dtype(kCell, "da", given(da), "dy", dy);
-  check_rank(kCell, "da", given(da), 2, true, "[T, F]");
-  const int64_t T = extent(dy, -2);
-  const int64_t F = extent(da, -1);
-  check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -2, T, "T (tokens)");
-  check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
-  check_size(kCell, "da", given(da), -2, T, "T (tokens)");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const ScalarType io = dy.scalar_type();
-  const auto probs_dense = dense(probs);
-  const auto h_dense = dense(h);
-  const auto da_dense = dense(da);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dh;
-  if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
-
-  // 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  check(kCell,
-        pointwise_scaled_swiglu_backward(io,
-            PointwiseArguments{
-                /*operands=*/{pointer(da_dense), pointer(h_dense), pointer(h_dense),
-                    pointer(probs_dense)},
-                /*results=*/{writable(dh), writable(dh), writable(dprobs)},
-                /*scalars=*/{},
-                /*rows=*/T,
-                /*columns=*/F,
-            },
-            stream));
-  return {dprobs, dh};
+  return {dprobs, dfc2_bias, dy_columnwise, dy_columnwise_scale, dh};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     Tensor split_sizes,
     Tensor dh,
@@ -558,7 +500,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   return {dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_4(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> fc1_weight,
@@ -708,6 +650,80 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_4(
               stream));
   }
   return {dx, dfc1_weight};
+}
+
+Tensor backward_4(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
+    Tensor dy_columnwise,
+    Tensor dy_columnwise_scale,
+    bool /*need_dfc2_weight*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[E, F]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 16)]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 2, true, "[E, H]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, E, "E (num_groups)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 16),
+      "align(32 * (T // 32 + E), 16)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, E, "E (num_groups)");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, H, "H (hidden)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const Tensor dfc2_weight = empty({E, H, F}, io, dy);
+
+  // 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+  //    split_sizes -> dfc2_weight
+  check(kCell,
+        gemm_fp8_split_sm90_wgrad_e4m3_e4m3_row_split_128(io,
+            Fp8GemmArguments{
+                {/*a=*/pointer(dy_columnwise_dense), /*b=*/pointer(a_columnwise_dense),
+                    /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                    /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T,
+                    /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                /*pitch_a=*/align(32 * (T / 32 + E), 16),
+                /*pitch_b=*/align(32 * (T / 32 + E), 16),
+                /*scale_a=*/floats(pointer(dy_columnwise_scale_dense)),
+                /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+            },
+            stream));
+  return dfc2_weight;
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:5d68b44962f68bd2
+// checksum sha256:9316fcff8a4169c5
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -347,16 +347,13 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
       x_columnwise_scale};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
     Tensor> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
-    std::optional<Tensor> a_columnwise,
-    std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> saved_amaxes,
     Tensor rng_state,
     bool need_dx,
     bool need_dfc1_weight,
@@ -379,16 +376,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 3, true, "[E, H, F]");
-  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
-  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
-  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
-      "[F, align(32 * (T // 32 + E), 32) // 2]");
-  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 16 + E, F]");
-  check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
-  check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
-  check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
   check_device(kCell, "rng_state", given(rng_state), "dy", dy);
   check_dtype(kCell, "rng_state", given(rng_state), ScalarType::Long);
   check_rank(kCell, "rng_state", given(rng_state), 1, true, "[2]");
@@ -396,21 +383,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
-      : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "probs", given(probs), -1, T, "T (tokens)");
   check_size(kCell, "h", given(h), -2, T, "T (tokens)");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_groups)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
-  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
-      "align(32 * (T // 32 + E), 32) // 2");
-  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
-  check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "rng_state", given(rng_state), -1, 2, "2");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -423,16 +404,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const auto a_columnwise_dense = dense(a_columnwise);
-  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto saved_amaxes_dense = dense(saved_amaxes);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   const bool need_dh_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dfc2_weight = need_dfc2_weight ? empty({E, H, F}, io, dy) : empty({0}, io, dy);
   const Tensor dprobs = need_dprobs
       ? empty({T}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dfc1_bias = need_dfc1_bias ? empty({E, 2 * F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({E, H}, io, dy) : empty({0}, io, dy);
+  const Tensor dy_columnwise = need_dfc2_weight
+      ? empty({H, align(32 * (T / 32 + E), 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
+      : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
+  const Tensor dy_columnwise_scale = need_dfc2_weight
+      ? empty({T / 16 + E, H}, ScalarType::Float8_e4m3fn, dy)
+      : empty({0}, ScalarType::Float8_e4m3fn, dy);
+  const Tensor dy_columnwise_amax = need_dfc2_weight
+      ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
   const Tensor dh_rowwise = need_dx
       ? empty({T, align(2 * F, 32) / 2}, ScalarType::Float4_e2m1fn_x2, dy)
       : empty({0}, ScalarType::Float4_e2m1fn_x2, dy);
@@ -449,70 +434,93 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       : empty({0}, ScalarType::Float8_e4m3fn, dy);
   const Tensor dh_columnwise_amax = need_dfc1_weight
       ? empty({E}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
-  const std::array<Lifetime, 21> lives{{
-      {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(T * ceildiv(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // dy_rowwise_amax
-      // dy_columnwise
-      {need_dfc2_weight ? padded(H * (align(32 * (T / 32 + E), 32) / 2)) : kUnwanted, 1, 6},
-      {need_dfc2_weight ? padded((T / 16 + E) * H) : kUnwanted, 1, 6},  // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * E) : kUnwanted, 1, 8},  // dy_columnwise_amax
-      {padded(4 * 384 * 2 * E), 1, 1},  // dy_partial_amax
-      {padded(4 * (T / 128 + 2 * E + 1) * H), 1, 1},  // dy_row_sums
+  const std::array<Lifetime, 15> lives{{
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(E * F * (align(H, 32) / 2)) : kUnwanted, 2, 4},
+      {need_fc2_weight_copies ? padded(E * F * (align(H, 32) / 2)) : kUnwanted, 1, 2},
       // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(E * ceildiv(H, 16) * ceildiv(F, 16)) : kUnwanted, 2, 4},
-      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 2, 5},  // fc2_weight_columnwise_amax
-      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 2, 2},  // fc2_weight_partial_amax
-      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 3, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(E * ceildiv(H, 16) * ceildiv(F, 16)) : kUnwanted, 1, 2},
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 1, 5},  // fc2_weight_columnwise_amax
+      {need_fc2_weight_copies ? padded(4 * 384 * E) : kUnwanted, 1, 1},  // fc2_weight_partial_amax
       // fc2_weight_columnwise_decoded
-      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 4, 5},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 9},  // da
-      // dy_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 6, 8},
-      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 6, 8},  // dy_padded_sizes
-      // a_columnwise_decoded
-      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 7, 8},
-      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 9, 10},  // dh
-      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 10, 10},  // dh_partial_amax
+      {need_fc2_weight_copies ? padded(2 * E * H * F) : kUnwanted, 2, 5},
+      {need_fc2_weight_copies ? padded(T * (align(H, 32) / 2)) : kUnwanted, 3, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(T * ceildiv(H, 16)) : kUnwanted, 3, 4},  // dy_rowwise_scale
+      {need_fc2_weight_copies ? padded(4 * E) : kUnwanted, 3, 5},  // dy_rowwise_amax
+      {padded(4 * 384 * 2 * E), 3, 3},  // dy_partial_amax
+      {padded(4 * (T / 128 + 2 * E + 1) * H), 3, 3},  // dy_row_sums
+      {need_fc2_weight_copies ? padded(2 * T * H) : kUnwanted, 4, 5},  // dy_rowwise_decoded
+      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 5, 6},  // da
+      {need_dh_copies ? padded(2 * T * 2 * F) : kUnwanted, 6, 7},  // dh
+      {need_dh_copies ? padded(4 * 384 * 2 * E) : kUnwanted, 7, 7},  // dh_partial_amax
       // dh_row_sums
-      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 10, 10},
+      {need_dh_copies ? padded(4 * (T / 128 + 2 * E + 1) * 2 * F) : kUnwanted, 7, 7},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/8),
-      region(dfc1_bias, /*before=*/10),
-      region(dh_rowwise, /*before=*/10),
-      region(dh_rowwise_scale, /*before=*/10),
-      region(dh_columnwise, /*before=*/10),
-      region(dh_columnwise_scale, /*before=*/10),
+      region(dfc2_bias, /*before=*/3),
+      region(dy_columnwise, /*before=*/3),
+      region(dy_columnwise_scale, /*before=*/3),
+      region(dfc1_bias, /*before=*/7),
+      region(dh_rowwise, /*before=*/7),
+      region(dh_rowwise_scale, /*before=*/7),
+      region(dh_columnwise, /*before=*/7),
+      region(dh_columnwise_scale, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dy_rowwise = workspace[0];
-  void* const dy_rowwise_scale = workspace[1];
-  void* const dy_rowwise_amax = workspace[2];
-  void* const dy_columnwise = workspace[3];
-  void* const dy_columnwise_scale = workspace[4];
-  void* const dy_columnwise_amax = workspace[5];
-  void* const dy_partial_amax = workspace[6];
-  void* const dy_row_sums = workspace[7];
-  void* const fc2_weight_columnwise = workspace[8];
-  void* const fc2_weight_columnwise_scale = workspace[9];
-  void* const fc2_weight_columnwise_amax = workspace[10];
-  void* const fc2_weight_partial_amax = workspace[11];
-  void* const dy_rowwise_decoded = workspace[12];
-  void* const fc2_weight_columnwise_decoded = workspace[13];
-  void* const da = workspace[14];
-  void* const dy_columnwise_decoded = workspace[15];
-  void* const dy_padded_sizes = workspace[16];
-  void* const a_columnwise_decoded = workspace[17];
-  void* const dh = workspace[18];
-  void* const dh_partial_amax = workspace[19];
-  void* const dh_row_sums = workspace[20];
-  const float* const a_columnwise_amax = saved_amaxes
-      ? floats(pointer(saved_amaxes_dense)) : nullptr;
+  void* const fc2_weight_columnwise = workspace[0];
+  void* const fc2_weight_columnwise_scale = workspace[1];
+  void* const fc2_weight_columnwise_amax = workspace[2];
+  void* const fc2_weight_partial_amax = workspace[3];
+  void* const fc2_weight_columnwise_decoded = workspace[4];
+  void* const dy_rowwise = workspace[5];
+  void* const dy_rowwise_scale = workspace[6];
+  void* const dy_rowwise_amax = workspace[7];
+  void* const dy_partial_amax = workspace[8];
+  void* const dy_row_sums = workspace[9];
+  void* const dy_rowwise_decoded = workspace[10];
+  void* const da = workspace[11];
+  void* const dh = workspace[12];
+  void* const dh_partial_amax = workspace[13];
+  void* const dh_row_sums = workspace[14];
 
-  // 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+  // 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+  if (need_fc2_weight_copies) {
+    {
+      QuantizeStepArguments arguments{};
+      arguments.quantize.input = pointer(fc2_weight_dense);
+      arguments.quantize.group_sizes = nullptr;
+      arguments.quantize.rows = H;
+      arguments.quantize.columns = F;
+      arguments.quantize.groups = E;
+      arguments.quantize.row_align = 32;
+      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
+      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
+      arguments.quantize.columnwise.pitch = align(H, 32) / 2;
+      arguments.columnwise_amax = floats(writable(fc2_weight_columnwise_amax));
+      arguments.partial_amax = floats(fc2_weight_partial_amax);
+      check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
+    }
+  }
+  // 2. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
+  //    -> fc2_weight_columnwise_decoded
+  if (need_fc2_weight_copies) {
+    {
+      DequantizeArguments arguments{};
+      arguments.data = pointer(fc2_weight_columnwise);
+      arguments.scale = pointer(fc2_weight_columnwise_scale);
+      arguments.output = writable(fc2_weight_columnwise_decoded);
+      arguments.matrices = E;
+      arguments.lines = F;
+      arguments.length = H;
+      arguments.pitch = align(H, 32) / 2;
+      arguments.scale_matrix = ceildiv(H, 16) * ceildiv(F, 16);
+      arguments.scale_line = 1;
+      arguments.scale_block = ceildiv(F, 16);
+      arguments.lines_per_scale = 16;
+      check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 3. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
   //    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
   //    dy_row_sums
   {
@@ -540,26 +548,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.update = true;
     check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
-  //    fc2_weight_columnwise_amax, fc2_weight_partial_amax
-  if (need_fc2_weight_copies) {
-    {
-      QuantizeStepArguments arguments{};
-      arguments.quantize.input = pointer(fc2_weight_dense);
-      arguments.quantize.group_sizes = nullptr;
-      arguments.quantize.rows = H;
-      arguments.quantize.columns = F;
-      arguments.quantize.groups = E;
-      arguments.quantize.row_align = 32;
-      arguments.quantize.columnwise.data = writable(fc2_weight_columnwise);
-      arguments.quantize.columnwise.scale = writable(fc2_weight_columnwise_scale);
-      arguments.quantize.columnwise.pitch = align(H, 32) / 2;
-      arguments.columnwise_amax = floats(writable(fc2_weight_columnwise_amax));
-      arguments.partial_amax = floats(fc2_weight_partial_amax);
-      check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
-    }
-  }
-  // 3. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
+  // 4. dequantize: dy_rowwise, dy_rowwise_scale -> dy_rowwise_decoded
   if (need_fc2_weight_copies) {
     {
       DequantizeArguments arguments{};
@@ -574,25 +563,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       arguments.scale_block = 1;
       arguments.lines_per_scale = 1;
       check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 4. dequantize: fc2_weight_columnwise, fc2_weight_columnwise_scale
-  //    -> fc2_weight_columnwise_decoded
-  if (need_fc2_weight_copies) {
-    {
-      DequantizeArguments arguments{};
-      arguments.data = pointer(fc2_weight_columnwise);
-      arguments.scale = pointer(fc2_weight_columnwise_scale);
-      arguments.output = writable(fc2_weight_columnwise_decoded);
-      arguments.matrices = E;
-      arguments.lines = F;
-      arguments.length = H;
-      arguments.pitch = align(H, 32) / 2;
-      arguments.scale_matrix = ceildiv(H, 16) * ceildiv(F, 16);
-      arguments.scale_line = 1;
-      arguments.scale_block = ceildiv(F, 16);
-      arguments.lines_per_scale = 16;
-      check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
     }
   }
   // 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
@@ -610,58 +580,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
               },
               stream));
   }
-  // 6. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
-  //    dy_padded_sizes
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(dy_columnwise);
-      arguments.scale = pointer(dy_columnwise_scale);
-      arguments.output = writable(dy_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.padded_sizes = integers(writable(dy_padded_sizes));
-      arguments.rows = T;
-      arguments.columns = H;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 7. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
-  if (need_dfc2_weight) {
-    {
-      DequantizeGroupsArguments arguments{};
-      arguments.data = pointer(a_columnwise_dense);
-      arguments.scale = pointer(a_columnwise_scale_dense);
-      arguments.output = writable(a_columnwise_decoded);
-      arguments.group_sizes = integers(pointer(split_sizes_dense));
-      arguments.rows = T;
-      arguments.columns = F;
-      arguments.groups = E;
-      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
-      arguments.row_align = 32;
-      check(kCell,
-          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
-    }
-  }
-  // 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
-  //    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_decoded_sm90_wgrad(io,
-              DecodedGemmArguments{
-                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
-                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
-                  /*amax_a=*/floats(pointer(dy_columnwise_amax)),
-                  /*amax_b=*/floats(a_columnwise_amax),
-              },
-              stream));
-  }
-  // 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  // 6. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
   if (need_fc2_weight_copies) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
@@ -675,9 +594,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
               },
               stream));
   }
-  // 10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
-  //     dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
-  //     dh_row_sums
+  // 7. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+  //    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+  //    dh_row_sums
   if (need_dh_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -704,8 +623,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
       check(kCell, quantize_e2m1_nv_1x16_stochastic_hadamard(io, arguments, stream));
     }
   }
-  return {dfc2_weight, dprobs, dfc1_bias, dfc2_bias, dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
-      dh_columnwise, dh_columnwise_scale, dh_columnwise_amax};
+  return {dprobs, dfc1_bias, dfc2_bias, dy_columnwise, dy_columnwise_scale, dy_columnwise_amax,
+      dh_rowwise, dh_rowwise_scale, dh_rowwise_amax, dh_columnwise, dh_columnwise_scale,
+      dh_columnwise_amax};
 }
 
 Tensor backward_2(
@@ -764,12 +684,12 @@ Tensor backward_2(
   const auto dh_rowwise_amax_dense = dense(dh_rowwise_amax);
   const Tensor dx = empty({T, H}, io, dy);
   const std::array<Lifetime, 6> lives{{
-      {padded(E * H * (align(2 * F, 32) / 2)), 1, 3},  // fc1_weight_columnwise
-      {padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)), 1, 3},  // fc1_weight_columnwise_scale
+      {padded(E * H * (align(2 * F, 32) / 2)), 1, 2},  // fc1_weight_columnwise
+      {padded(E * ceildiv(2 * F, 16) * ceildiv(H, 16)), 1, 2},  // fc1_weight_columnwise_scale
       {padded(4 * E), 1, 4},  // fc1_weight_columnwise_amax
       {padded(4 * 384 * E), 1, 1},  // fc1_weight_partial_amax
-      {padded(2 * T * 2 * F), 2, 4},  // dh_rowwise_decoded
-      {padded(2 * E * 2 * F * H), 3, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * E * 2 * F * H), 2, 4},  // fc1_weight_columnwise_decoded
+      {padded(2 * T * 2 * F), 3, 4},  // dh_rowwise_decoded
   }};
   const std::array regions{
       region(dx, /*before=*/4),
@@ -779,8 +699,8 @@ Tensor backward_2(
   void* const fc1_weight_columnwise_scale = workspace[1];
   void* const fc1_weight_columnwise_amax = workspace[2];
   void* const fc1_weight_partial_amax = workspace[3];
-  void* const dh_rowwise_decoded = workspace[4];
-  void* const fc1_weight_columnwise_decoded = workspace[5];
+  void* const fc1_weight_columnwise_decoded = workspace[4];
+  void* const dh_rowwise_decoded = workspace[5];
 
   // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale,
   //    fc1_weight_columnwise_amax, fc1_weight_partial_amax
@@ -799,22 +719,7 @@ Tensor backward_2(
     arguments.partial_amax = floats(fc1_weight_partial_amax);
     check(kCell, quantize_e2m1_nv_16x16(io, arguments, stream));
   }
-  // 2. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
-  {
-    DequantizeArguments arguments{};
-    arguments.data = pointer(dh_rowwise_dense);
-    arguments.scale = pointer(dh_rowwise_scale_dense);
-    arguments.output = writable(dh_rowwise_decoded);
-    arguments.matrices = 1;
-    arguments.lines = T;
-    arguments.length = 2 * F;
-    arguments.pitch = align(2 * F, 32) / 2;
-    arguments.scale_line = ceildiv(2 * F, 16);
-    arguments.scale_block = 1;
-    arguments.lines_per_scale = 1;
-    check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
-  }
-  // 3. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. dequantize: fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> fc1_weight_columnwise_decoded
   {
     DequantizeArguments arguments{};
@@ -830,6 +735,21 @@ Tensor backward_2(
     arguments.scale_block = ceildiv(H, 16);
     arguments.lines_per_scale = 16;
     check(kCell, dequantize_e2m1_nv_16x16_transposed(ScalarType::BFloat16, arguments, stream));
+  }
+  // 3. dequantize: dh_rowwise, dh_rowwise_scale -> dh_rowwise_decoded
+  {
+    DequantizeArguments arguments{};
+    arguments.data = pointer(dh_rowwise_dense);
+    arguments.scale = pointer(dh_rowwise_scale_dense);
+    arguments.output = writable(dh_rowwise_decoded);
+    arguments.matrices = 1;
+    arguments.lines = T;
+    arguments.length = 2 * F;
+    arguments.pitch = align(2 * F, 32) / 2;
+    arguments.scale_line = ceildiv(2 * F, 16);
+    arguments.scale_block = 1;
+    arguments.lines_per_scale = 1;
+    check(kCell, dequantize_e2m1_nv_1x16(ScalarType::BFloat16, arguments, stream));
   }
   // 4. grouped_gemm dgrad: dh_rowwise_decoded, fc1_weight_columnwise_decoded, dh_rowwise_amax,
   //    fc1_weight_columnwise_amax, split_sizes -> dx
@@ -847,22 +767,35 @@ Tensor backward_2(
   return dx;
 }
 
-Tensor backward_3(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
     Tensor dy,
     Tensor split_sizes,
+    std::optional<Tensor> a_columnwise,
+    std::optional<Tensor> a_columnwise_scale,
     std::optional<Tensor> saved_amaxes,
     std::optional<Tensor> x_columnwise,
     std::optional<Tensor> x_columnwise_scale,
-    Tensor dh_columnwise,
-    Tensor dh_columnwise_scale,
-    Tensor dh_columnwise_amax,
-    bool /*need_dfc1_weight*/) {
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    std::optional<Tensor> dh_columnwise_amax,
+    std::optional<Tensor> dy_columnwise,
+    std::optional<Tensor> dy_columnwise_scale,
+    std::optional<Tensor> dy_columnwise_amax,
+    bool need_dfc1_weight,
+    bool need_dfc2_weight) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a_columnwise", given(a_columnwise), "dy", dy);
+  check_dtype(kCell, "a_columnwise", given(a_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "a_columnwise", given(a_columnwise), 2, true,
+      "[F, align(32 * (T // 32 + E), 32) // 2]");
+  check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true, "[T // 16 + E, F]");
   check_device(kCell, "saved_amaxes", given(saved_amaxes), "dy", dy);
   check_dtype(kCell, "saved_amaxes", given(saved_amaxes), ScalarType::Float);
   check_rank(kCell, "saved_amaxes", given(saved_amaxes), 2, true, "[2, E]");
@@ -884,10 +817,26 @@ Tensor backward_3(
   check_device(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), "dy", dy);
   check_dtype(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), ScalarType::Float);
   check_rank(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), 1, true, "[E]");
+  check_device(kCell, "dy_columnwise", given(dy_columnwise), "dy", dy);
+  check_dtype(kCell, "dy_columnwise", given(dy_columnwise), ScalarType::Float4_e2m1fn_x2);
+  check_rank(kCell, "dy_columnwise", given(dy_columnwise), 2, true,
+      "[H, align(32 * (T // 32 + E), 32) // 2]");
+  check_device(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), 2, true, "[T // 16 + E, H]");
+  check_device(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), "dy", dy);
+  check_dtype(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), ScalarType::Float);
+  check_rank(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), 1, true, "[E]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
-  const int64_t F = extent(dh_columnwise, -2) / 2;
+  const int64_t F = a_columnwise ? extent(*a_columnwise, -2)
+      : a_columnwise_scale ? extent(*a_columnwise_scale, -1)
+      : dh_columnwise ? extent(*dh_columnwise, -2) / 2
+      : dh_columnwise_scale ? extent(*dh_columnwise_scale, -1) / 2 : 0;
+  check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
+      "align(32 * (T // 32 + E), 32) // 2");
+  check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, T / 16 + E, "T // 16 + E");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -2, 2, "2");
   check_size(kCell, "saved_amaxes", given(saved_amaxes), -1, E, "E (num_groups)");
   check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
@@ -902,8 +851,15 @@ Tensor backward_3(
       "T // 16 + E");
   check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 2 * F, "2 * F");
   check_size(kCell, "dh_columnwise_amax", given(dh_columnwise_amax), -1, E, "E (num_groups)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise", given(dy_columnwise), -1, align(32 * (T / 32 + E), 32) / 2,
+      "align(32 * (T // 32 + E), 32) // 2");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -2, T / 16 + E,
+      "T // 16 + E");
+  check_size(kCell, "dy_columnwise_scale", given(dy_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "dy_columnwise_amax", given(dy_columnwise_amax), -1, E, "E (num_groups)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -911,71 +867,151 @@ Tensor backward_3(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto split_sizes_dense = dense(split_sizes);
+  const auto a_columnwise_dense = dense(a_columnwise);
+  const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
   const auto saved_amaxes_dense = dense(saved_amaxes);
   const auto x_columnwise_dense = dense(x_columnwise);
   const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const auto dh_columnwise_dense = dense(dh_columnwise);
   const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
   const auto dh_columnwise_amax_dense = dense(dh_columnwise_amax);
-  const Tensor dfc1_weight = empty({E, 2 * F, H}, io, dy);
-  const std::array<Lifetime, 3> lives{{
-      {padded(2 * 32 * (T / 32 + E) * 2 * F), 1, 3},  // dh_columnwise_decoded
-      {padded(8 * E), 1, 3},  // dh_padded_sizes
-      {padded(2 * 32 * (T / 32 + E) * H), 2, 3},  // x_columnwise_decoded
+  const auto dy_columnwise_dense = dense(dy_columnwise);
+  const auto dy_columnwise_scale_dense = dense(dy_columnwise_scale);
+  const auto dy_columnwise_amax_dense = dense(dy_columnwise_amax);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  const std::array<Lifetime, 6> lives{{
+      // dh_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * 2 * F) : kUnwanted, 1, 3},
+      {need_dfc1_weight ? padded(8 * E) : kUnwanted, 1, 3},  // dh_padded_sizes
+      // x_columnwise_decoded
+      {need_dfc1_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 2, 3},
+      // dy_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * H) : kUnwanted, 4, 6},
+      {need_dfc2_weight ? padded(8 * E) : kUnwanted, 4, 6},  // dy_padded_sizes
+      // a_columnwise_decoded
+      {need_dfc2_weight ? padded(2 * 32 * (T / 32 + E) * F) : kUnwanted, 5, 6},
   }};
-  const Workspace workspace(lives, dy);
+  const std::array regions{
+      region(dfc2_weight, /*before=*/6),
+  };
+  const Workspace workspace(lives, dy, regions);
   void* const dh_columnwise_decoded = workspace[0];
   void* const dh_padded_sizes = workspace[1];
   void* const x_columnwise_decoded = workspace[2];
+  void* const dy_columnwise_decoded = workspace[3];
+  void* const dy_padded_sizes = workspace[4];
+  void* const a_columnwise_decoded = workspace[5];
+  const float* const a_columnwise_amax = saved_amaxes
+      ? floats(pointer(saved_amaxes_dense)) : nullptr;
   const float* const x_columnwise_amax = saved_amaxes
       ? floats(pointer(saved_amaxes_dense)) + E : nullptr;
 
   // 1. dequantize_groups: dh_columnwise, dh_columnwise_scale, split_sizes -> dh_columnwise_decoded,
   //    dh_padded_sizes
-  {
-    DequantizeGroupsArguments arguments{};
-    arguments.data = pointer(dh_columnwise_dense);
-    arguments.scale = pointer(dh_columnwise_scale_dense);
-    arguments.output = writable(dh_columnwise_decoded);
-    arguments.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.padded_sizes = integers(writable(dh_padded_sizes));
-    arguments.rows = T;
-    arguments.columns = 2 * F;
-    arguments.groups = E;
-    arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
-    arguments.row_align = 32;
-    check(kCell,
-        dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+  if (need_dfc1_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(dh_columnwise_dense);
+      arguments.scale = pointer(dh_columnwise_scale_dense);
+      arguments.output = writable(dh_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.padded_sizes = integers(writable(dh_padded_sizes));
+      arguments.rows = T;
+      arguments.columns = 2 * F;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
   // 2. dequantize_groups: x_columnwise, x_columnwise_scale, split_sizes -> x_columnwise_decoded
-  {
-    DequantizeGroupsArguments arguments{};
-    arguments.data = pointer(x_columnwise_dense);
-    arguments.scale = pointer(x_columnwise_scale_dense);
-    arguments.output = writable(x_columnwise_decoded);
-    arguments.group_sizes = integers(pointer(split_sizes_dense));
-    arguments.rows = T;
-    arguments.columns = H;
-    arguments.groups = E;
-    arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
-    arguments.row_align = 32;
-    check(kCell,
-        dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+  if (need_dfc1_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(x_columnwise_dense);
+      arguments.scale = pointer(x_columnwise_scale_dense);
+      arguments.output = writable(x_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.rows = T;
+      arguments.columns = H;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+    }
   }
   // 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
   //    x_columnwise_amax, dh_padded_sizes -> dfc1_weight
-  check(kCell,
-        gemm_decoded_sm90_wgrad(io,
-            DecodedGemmArguments{
-                {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
-                    /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
-                    /*group_sizes=*/integers(pointer(dh_padded_sizes)),
-                    /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
-                /*amax_a=*/floats(pointer(dh_columnwise_amax_dense)),
-                /*amax_b=*/floats(x_columnwise_amax),
-            },
-            stream));
-  return dfc1_weight;
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_decoded_sm90_wgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dh_columnwise_decoded), /*b=*/pointer(x_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(dh_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms},
+                  /*amax_a=*/floats(pointer(dh_columnwise_amax_dense)),
+                  /*amax_b=*/floats(x_columnwise_amax),
+              },
+              stream));
+  }
+  // 4. dequantize_groups: dy_columnwise, dy_columnwise_scale, split_sizes -> dy_columnwise_decoded,
+  //    dy_padded_sizes
+  if (need_dfc2_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(dy_columnwise_dense);
+      arguments.scale = pointer(dy_columnwise_scale_dense);
+      arguments.output = writable(dy_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.padded_sizes = integers(writable(dy_padded_sizes));
+      arguments.rows = T;
+      arguments.columns = H;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 5. dequantize_groups: a_columnwise, a_columnwise_scale, split_sizes -> a_columnwise_decoded
+  if (need_dfc2_weight) {
+    {
+      DequantizeGroupsArguments arguments{};
+      arguments.data = pointer(a_columnwise_dense);
+      arguments.scale = pointer(a_columnwise_scale_dense);
+      arguments.output = writable(a_columnwise_decoded);
+      arguments.group_sizes = integers(pointer(split_sizes_dense));
+      arguments.rows = T;
+      arguments.columns = F;
+      arguments.groups = E;
+      arguments.pitch = align(32 * (T / 32 + E), 32) / 2;
+      arguments.row_align = 32;
+      check(kCell,
+          dequantize_groups_e2m1_nv_1x16_transposed(ScalarType::BFloat16, arguments, stream));
+    }
+  }
+  // 6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+  //    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_decoded_sm90_wgrad(io,
+              DecodedGemmArguments{
+                  {/*a=*/pointer(dy_columnwise_decoded), /*b=*/pointer(a_columnwise_decoded),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(dy_padded_sizes)),
+                      /*tokens=*/32 * (T / 32 + E), /*groups=*/E, /*n=*/H, /*k=*/F, sms},
+                  /*amax_a=*/floats(pointer(dy_columnwise_amax_dense)),
+                  /*amax_b=*/floats(a_columnwise_amax),
+              },
+              stream));
+  }
+  return {dfc1_weight, dfc2_weight};
 }
 
 }  // namespace

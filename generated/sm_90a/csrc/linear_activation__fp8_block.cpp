@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:bae18c782a1fd34e
+// checksum sha256:71c075db96ea6f7b
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -185,20 +185,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 4},  // dfc_y_rowwise
       // dfc_y_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 3},
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dfc_y_columnwise
+      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 4},
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dfc_y_columnwise
       // dfc_y_columnwise_scale
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 4},
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 2},
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 3, 4},  // fc_weight_columnwise
       // fc_weight_columnwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 2, 3},
+      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 3, 4},
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
-      region(dfc_weight, /*before=*/4),
+      region(dfc_weight, /*before=*/2),
+      region(dx, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dfc_y_rowwise = workspace[0];
@@ -238,7 +238,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.step.quantize.row_sums = floats(dfc_y_row_sums);
     check(kCell, pointwise_gelu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  // 2. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  //    -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dfc_y_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
   if (need_dx) {
     {
       QuantizeStepArguments arguments{};
@@ -255,7 +271,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  // 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
   //    fc_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
@@ -268,22 +284,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                   /*pitch_b=*/align(D, 16),
                   /*scale_a=*/floats(pointer(dfc_y_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
-  //    -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dfc_y_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

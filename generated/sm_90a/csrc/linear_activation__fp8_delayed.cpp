@@ -3,7 +3,7 @@
 //      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 //      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:7312dbf1d05b167f
+// checksum sha256:74dca7163930bae2
 // A linear layer and GELU: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_unary_aux_pointwise_gelu_forward.h"
@@ -225,17 +225,17 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dfc_y_rowwise
-      {need_dx ? padded(4) : kUnwanted, 1, 3},  // dfc_y_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dfc_y_columnwise
-      {need_dfc_weight ? padded(4) : kUnwanted, 1, 4},  // dfc_y_columnwise_scale
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 4},  // dfc_y_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 4},  // dfc_y_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dfc_y_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 2},  // dfc_y_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dfc_y_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 2, 3},  // fc_weight_columnwise_scale
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 3, 4},  // fc_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 3, 4},  // fc_weight_columnwise_scale
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
-      region(dfc_weight, /*before=*/4),
+      region(dfc_weight, /*before=*/2),
+      region(dx, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dfc_y_rowwise = workspace[0];
@@ -284,7 +284,23 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.step.update = true;
     check(kCell, pointwise_gelu_backward_quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+  // 2. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+  //    -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dfc_y_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
   //    fc_weight_columnwise_scale
   if (need_dx) {
     {
@@ -302,7 +318,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+  // 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
   //    fc_weight_columnwise_scale -> dx
   if (need_dx) {
     check(kCell,
@@ -315,22 +331,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                   /*pitch_b=*/align(D, 16),
                   /*scale_a=*/floats(pointer(dfc_y_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
-  //    -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dfc_y_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dfc_y_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

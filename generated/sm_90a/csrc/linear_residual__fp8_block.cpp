@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:996980e3c1c58674
+// checksum sha256:55e9fad629699d0f
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -177,19 +177,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> dfc_bias;
   if (need_dfc_bias) dfc_bias = empty({D}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 4},  // dy_rowwise
       // dy_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 3},
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(D, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 4},
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc_weight ? padded(4 * ceildiv(T, 128) * D) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 3, 4},  // fc_weight_columnwise
       // fc_weight_columnwise_scale
-      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 2, 3},
+      {need_dx ? padded(4 * ceildiv(D, 128) * ceildiv(K, 128)) : kUnwanted, 3, 4},
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
-      region(dfc_weight, /*before=*/4),
+      region(dfc_weight, /*before=*/2),
+      region(dx, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -222,7 +222,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+  //    -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
   if (need_dx) {
     {
       QuantizeStepArguments arguments{};
@@ -239,7 +255,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
@@ -252,22 +268,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                   /*pitch_b=*/align(D, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
-  //    -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

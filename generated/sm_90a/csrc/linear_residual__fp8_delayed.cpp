@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 //      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:19fe3a5cb5d3ab6f
+// checksum sha256:63ea8108cfad1caf
 // A linear layer and a residual that comes from outside: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast_binary_pointwise_add_extra_input_forward_of_x.h"
@@ -224,17 +224,17 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   const Tensor dfc_weight = need_dfc_weight ? empty({D, K}, io, dy) : empty({0}, io, dy);
   const Tensor dfc_bias = need_dfc_bias ? empty({D}, io, dy) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_dx ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dfc_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_dx ? padded(T * align(D, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_dx ? padded(4) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dfc_weight ? padded(D * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc_weight ? padded(4) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * D), 1, 1},  // dy_row_sums
-      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 2, 3},  // fc_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 2, 3},  // fc_weight_columnwise_scale
+      {need_dx ? padded(K * align(D, 16)) : kUnwanted, 3, 4},  // fc_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 3, 4},  // fc_weight_columnwise_scale
   }};
   const std::array regions{
-      region(dx, /*before=*/3),
-      region(dfc_weight, /*before=*/4),
+      region(dfc_weight, /*before=*/2),
+      region(dx, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -276,7 +276,23 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+  //    -> dfc_weight
+  if (need_dfc_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
   //    fc_weight_columnwise_scale
   if (need_dx) {
     {
@@ -294,7 +310,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
@@ -307,22 +323,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
                   /*pitch_b=*/align(D, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
-  //    -> dfc_weight
-  if (need_dfc_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(x_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/D, /*k=*/K, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }

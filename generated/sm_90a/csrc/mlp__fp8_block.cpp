@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:fce51a3ac36a52d4
+// checksum sha256:e94cb540ead52e0f
 // The MLP of a dense transformer layer, with GELU: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -213,16 +213,11 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, h_kept, a_columnwise, a_columnwise_scale, x_columnwise, x_columnwise_scale};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> backward(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
     bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc2_weight,
@@ -231,12 +226,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
@@ -247,29 +236,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 2, true,
       "[ceildiv(T, 128), F]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true,
-      "[ceildiv(T, 128), H]");
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) : h ? extent(*h, -1)
-      : fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
       : a_columnwise_scale ? extent(*a_columnwise_scale, -1) : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -2, ceildiv(T, 128),
       "ceildiv(T, 128)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
-      "ceildiv(T, 128)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
@@ -279,52 +253,32 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
-  std::optional<Tensor> dfc1_weight;
-  if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({H, F}, io, dy);
-  std::optional<Tensor> dfc1_bias;
-  if (need_dfc1_bias) dfc1_bias = empty({F}, io, dy);
   std::optional<Tensor> dfc2_bias;
   if (need_dfc2_bias) dfc2_bias = empty({H}, io, dy);
-  const std::array<Lifetime, 15> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+  std::optional<Tensor> da;
+  if (need_fc2_weight_copies) da = empty_rows(dy, 1, {F}, io);
+  const std::array<Lifetime, 7> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
       // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
       // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 2},
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 3, 4},
       // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 3},
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
-      {need_dx ? padded(T * align(F, 16)) : kUnwanted, 5, 7},  // dh_rowwise
-      // dh_rowwise_scale
-      {need_dx ? padded(4 * ceildiv(F, 128) * 32 * (T / 32 + 1)) : kUnwanted, 5, 7},
-      {need_dfc1_weight ? padded(F * align(T, 16)) : kUnwanted, 5, 8},  // dh_columnwise
-      // dh_columnwise_scale
-      {need_dfc1_weight ? padded(4 * ceildiv(T, 128) * F) : kUnwanted, 5, 8},
-      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * F) : kUnwanted, 5, 5},  // dh_row_sums
-      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 6, 7},  // fc1_weight_columnwise
-      // fc1_weight_columnwise_scale
-      {need_dx ? padded(4 * ceildiv(F, 128) * ceildiv(H, 128)) : kUnwanted, 6, 7},
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 3, 4},
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/4),
-      region(dx, /*before=*/7),
-      region(dfc1_weight, /*before=*/8),
+      region(dfc2_weight, /*before=*/2),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -334,14 +288,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   void* const dy_row_sums = workspace[4];
   void* const fc2_weight_columnwise = workspace[5];
   void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const da = workspace[7];
-  void* const dh_rowwise = workspace[8];
-  void* const dh_rowwise_scale = workspace[9];
-  void* const dh_columnwise = workspace[10];
-  void* const dh_columnwise_scale = workspace[11];
-  void* const dh_row_sums = workspace[12];
-  void* const fc1_weight_columnwise = workspace[13];
-  void* const fc1_weight_columnwise_scale = workspace[14];
 
   // 1. quantize: dy -> dy_rowwise, dy_rowwise_scale, dy_columnwise, dy_columnwise_scale, dfc2_bias,
   //    dy_row_sums
@@ -367,7 +313,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  //    -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -384,7 +346,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -400,54 +362,177 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 5. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+  return {dfc2_weight, dfc2_bias, da};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    Tensor da,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t F = extent(da, -1);
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, F, "F (intermediate)");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const ScalarType io = dy.scalar_type();
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  std::optional<Tensor> dfc1_bias;
+  if (need_dfc1_bias) dfc1_bias = empty({F}, io, dy);
+  std::optional<Tensor> dh_rowwise;
+  if (need_dx) dh_rowwise = empty({T, align(F, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_rowwise_scale;
+  if (need_dx) dh_rowwise_scale =
+      empty({ceildiv(F, 128), 32 * (T / 32 + 1)}, ScalarType::Float, dy);
+  std::optional<Tensor> dh_columnwise;
+  if (need_dfc1_weight) dh_columnwise = empty({F, align(T, 16)}, ScalarType::Float8_e4m3fn, dy);
+  std::optional<Tensor> dh_columnwise_scale;
+  if (need_dfc1_weight) dh_columnwise_scale = empty({ceildiv(T, 128), F}, ScalarType::Float, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(4 * (T / 128 + 1) * F), 1, 1},  // dh_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_row_sums = workspace[0];
+
+  // 1. pointwise_grad_quantize: da, h -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
   //    dh_columnwise_scale, dfc1_bias, dh_row_sums  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x +
   //    0.044715 * x ** 3))))
-  if (need_fc2_weight_copies) {
-    {
-      PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense)};
-      arguments.expression.results = {nullptr};
-      arguments.expression.scalars = {};
-      arguments.expression.rows = T;
-      arguments.expression.columns = F;
-      arguments.step.quantize.group_sizes = nullptr;
-      arguments.step.quantize.rows = T;
-      arguments.step.quantize.columns = F;
-      arguments.step.quantize.groups = 1;
-      arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.power_of_two = true;
-      arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-      arguments.step.quantize.rowwise.pitch = align(F, 16);
-      arguments.step.quantize.token_pitch = 32 * (T / 32 + 1);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight
-          ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight
-          ? writable(dh_columnwise_scale) : nullptr;
-      arguments.step.quantize.columnwise.pitch = align(T, 16);
-      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-      arguments.step.quantize.row_sums = floats(dh_row_sums);
-      check(kCell, pointwise_gelu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
-    }
+  {
+    PointwiseQuantizeArguments arguments{};
+    arguments.expression.operands = {pointer(da_dense), pointer(h_dense)};
+    arguments.expression.results = {nullptr};
+    arguments.expression.scalars = {};
+    arguments.expression.rows = T;
+    arguments.expression.columns = F;
+    arguments.step.quantize.group_sizes = nullptr;
+    arguments.step.quantize.rows = T;
+    arguments.step.quantize.columns = F;
+    arguments.step.quantize.groups = 1;
+    arguments.step.quantize.row_align = 32;
+    arguments.step.quantize.power_of_two = true;
+    arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+    arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+    arguments.step.quantize.rowwise.pitch = align(F, 16);
+    arguments.step.quantize.token_pitch = 32 * (T / 32 + 1);
+    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc1_weight
+        ? writable(dh_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.pitch = align(T, 16);
+    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+    arguments.step.quantize.row_sums = floats(dh_row_sums);
+    check(kCell, pointwise_gelu_backward_quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 6. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+  return {dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> fc1_weight,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    bool need_dx,
+    bool need_dfc1_weight) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 2, true,
+      "[ceildiv(T, 128), H]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 2, true,
+      "[ceildiv(F, 128), 32 * (T // 32 + 1)]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[F, align(T, 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 2, true,
+      "[ceildiv(T, 128), F]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2)
+      : dh_columnwise ? extent(*dh_columnwise, -2)
+      : dh_columnwise_scale ? extent(*dh_columnwise_scale, -1) : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -2, ceildiv(T, 128),
+      "ceildiv(T, 128)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, H, "H (hidden)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(F, 16), "align(F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -2, ceildiv(F, 128),
+      "ceildiv(F, 128)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 32 * (T / 32 + 1),
+      "32 * (T // 32 + 1)");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -2, ceildiv(T, 128),
+      "ceildiv(T, 128)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
+  const std::array<Lifetime, 2> lives{{
+      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 1, 2},  // fc1_weight_columnwise
+      // fc1_weight_columnwise_scale
+      {need_dx ? padded(4 * ceildiv(F, 128) * ceildiv(H, 128)) : kUnwanted, 1, 2},
+  }};
+  const std::array regions{
+      region(dfc1_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+
+  // 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
   if (need_dx) {
     {
       QuantizeStepArguments arguments{};
@@ -464,44 +549,46 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
+                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/F, /*k=*/H, sms},
                   /*pitch_a=*/align(F, 16),
                   /*pitch_b=*/align(F, 16),
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
+                  /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
                   /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
                       /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
                       /*tokens=*/T, /*groups=*/1, /*n=*/F, /*k=*/H, sms},
                   /*pitch_a=*/align(T, 16),
                   /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
                   /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }
-  return {dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dfc1_weight};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("mlp__fp8_block_forward", TORCH_BOX(&forward));
-  m.impl("mlp__fp8_block_backward", TORCH_BOX(&backward));
+  m.impl("mlp__fp8_block_backward_1", TORCH_BOX(&backward_1));
+  m.impl("mlp__fp8_block_backward_2", TORCH_BOX(&backward_2));
+  m.impl("mlp__fp8_block_backward_3", TORCH_BOX(&backward_3));
 }

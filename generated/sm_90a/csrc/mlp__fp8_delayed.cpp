@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 //      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:35e385386a377a97
+// checksum sha256:8130c6f50f98b8a7
 // The MLP of a dense transformer layer, with GELU: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -269,16 +269,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
       fc1_weight_scale_used, fc2_weight_scale_used};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor> backward_1(
     Tensor dy,
-    std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     std::optional<Tensor> a_columnwise,
     std::optional<Tensor> a_columnwise_scale,
-    std::optional<Tensor> x_columnwise,
-    std::optional<Tensor> x_columnwise_scale,
-    std::optional<Tensor> fc1_weight_scale_used,
     std::optional<Tensor> fc2_weight_scale_used,
     Tensor backward_state,
     bool need_dx,
@@ -289,12 +284,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
-  check_device(kCell, "h", given(h), "dy", dy);
-  check_same_dtype(kCell, "h", given(h), "dy", dy);
-  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
   check_device(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_same_dtype(kCell, "fc2_weight", given(fc2_weight), "dy", dy);
   check_rank(kCell, "fc2_weight", given(fc2_weight), 2, true, "[H, F]");
@@ -304,15 +293,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_device(kCell, "a_columnwise_scale", given(a_columnwise_scale), "dy", dy);
   check_dtype(kCell, "a_columnwise_scale", given(a_columnwise_scale), ScalarType::Float);
   check_rank(kCell, "a_columnwise_scale", given(a_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
-  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
-  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
-  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
-  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
-  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
-  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
-  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
-  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
   check_device(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), "dy", dy);
   check_dtype(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), ScalarType::Float);
   check_rank(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), 1, true, "[1]");
@@ -322,17 +302,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   check_contiguous(kCell, "backward_state", given(backward_state));
   const int64_t T = rows(dy, 1);
   const int64_t H = extent(dy, -1);
-  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) : h ? extent(*h, -1)
-      : fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2) : 0;
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
-  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : a_columnwise ? extent(*a_columnwise, -2)
+      : 0;
   check_size(kCell, "fc2_weight", given(fc2_weight), -2, H, "H (hidden)");
   check_size(kCell, "a_columnwise", given(a_columnwise), -1, align(T, 16), "align(T, 16)");
   check_size(kCell, "a_columnwise_scale", given(a_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
-  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
-  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
-  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
   check_size(kCell, "fc2_weight_scale_used", given(fc2_weight_scale_used), -1, 1, "1");
   check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
   check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
@@ -346,43 +320,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto fc1_weight_dense = dense(fc1_weight);
-  const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const auto a_columnwise_dense = dense(a_columnwise);
   const auto a_columnwise_scale_dense = dense(a_columnwise_scale);
-  const auto x_columnwise_dense = dense(x_columnwise);
-  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
-  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
   const auto fc2_weight_scale_used_dense = dense(fc2_weight_scale_used);
   const bool need_fc2_weight_copies = need_dx || need_dfc1_weight || need_dfc1_bias;
-  const Tensor dx = need_dx ? empty_rows(dy, 1, {H}, io) : empty({0}, io, dy);
-  const Tensor dfc1_weight = need_dfc1_weight ? empty({F, H}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_weight = need_dfc2_weight ? empty({H, F}, io, dy) : empty({0}, io, dy);
-  const Tensor dfc1_bias = need_dfc1_bias ? empty({F}, io, dy) : empty({0}, io, dy);
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
-  const std::array<Lifetime, 15> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
+  const Tensor da = need_fc2_weight_copies ? empty_rows(dy, 1, {F}, io) : empty({0}, io, dy);
+  const std::array<Lifetime, 7> lives{{
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(2 * T * F) : kUnwanted, 3, 5},  // da
-      {need_dx ? padded(T * align(F, 16)) : kUnwanted, 5, 7},  // dh_rowwise
-      {need_dx ? padded(4) : kUnwanted, 5, 7},  // dh_rowwise_scale
-      {need_dfc1_weight ? padded(F * align(T, 16)) : kUnwanted, 5, 8},  // dh_columnwise
-      {need_dfc1_weight ? padded(4) : kUnwanted, 5, 8},  // dh_columnwise_scale
-      {need_fc2_weight_copies ? padded(4 * (T / 128 + 1) * F) : kUnwanted, 5, 5},  // dh_row_sums
-      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 6, 7},  // fc1_weight_columnwise
-      {need_dx ? padded(4) : kUnwanted, 6, 7},  // fc1_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 3, 4},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 3, 4},  // fc2_weight_columnwise_scale
   }};
   const std::array regions{
-      region(dfc2_weight, /*before=*/4),
-      region(dx, /*before=*/7),
-      region(dfc1_weight, /*before=*/8),
+      region(dfc2_weight, /*before=*/2),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -392,18 +350,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   void* const dy_row_sums = workspace[4];
   void* const fc2_weight_columnwise = workspace[5];
   void* const fc2_weight_columnwise_scale = workspace[6];
-  void* const da = workspace[7];
-  void* const dh_rowwise = workspace[8];
-  void* const dh_rowwise_scale = workspace[9];
-  void* const dh_columnwise = workspace[10];
-  void* const dh_columnwise_scale = workspace[11];
-  void* const dh_row_sums = workspace[12];
-  void* const fc1_weight_columnwise = workspace[13];
-  void* const fc1_weight_columnwise_scale = workspace[14];
   float* const fc2_grad_output_amax_history = floats(writable(backward_state));
   float* const fc2_grad_output_scale = floats(writable(backward_state)) + 1024;
-  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
-  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049;
   DelayedArguments due{};
 
   // 1. quantize: dy, fc2_grad_output_amax_history, fc2_grad_output_scale -> dy_rowwise,
@@ -432,11 +380,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     arguments.state.groups = 1;
     arguments.state.max = 57344.0f;
     arguments.due = &due;
-    arguments.moves_states = !need_fc2_weight_copies;
+    arguments.moves_states = true;
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  //    -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -454,7 +418,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -470,60 +434,188 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
               },
               stream));
   }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 5. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
+  return {dfc2_weight, dfc2_bias, da};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_2(
+    Tensor dy,
+    std::optional<Tensor> h,
+    Tensor da,
+    Tensor backward_state,
+    bool need_dx,
+    bool need_dfc1_weight,
+    bool need_dfc1_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "h", given(h), "dy", dy);
+  check_same_dtype(kCell, "h", given(h), "dy", dy);
+  check_rank(kCell, "h", given(h), 1, false, "[T..., F]");
+  check_device(kCell, "da", given(da), "dy", dy);
+  check_same_dtype(kCell, "da", given(da), "dy", dy);
+  check_rank(kCell, "da", given(da), 1, false, "[T..., F]");
+  check_device(kCell, "backward_state", given(backward_state), "dy", dy);
+  check_dtype(kCell, "backward_state", given(backward_state), ScalarType::Float);
+  check_rank(kCell, "backward_state", given(backward_state), 2, true, "[2050, 1]");
+  check_contiguous(kCell, "backward_state", given(backward_state));
+  const int64_t T = rows(dy, 1);
+  const int64_t F = extent(da, -1);
+  check_leading(kCell, "h", given(h), 1, T, "T (tokens)");
+  check_size(kCell, "h", given(h), -1, F, "F (intermediate)");
+  check_leading(kCell, "da", given(da), 1, T, "T (tokens)");
+  check_size(kCell, "backward_state", given(backward_state), -2, 2050, "2050");
+  check_size(kCell, "backward_state", given(backward_state), -1, 1, "1");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const std::lock_guard<std::mutex> turn(changes());
+  const ScalarType io = dy.scalar_type();
+  const auto h_dense = dense(h);
+  const auto da_dense = dense(da);
+  const Tensor dfc1_bias = need_dfc1_bias ? empty({F}, io, dy) : empty({0}, io, dy);
+  const Tensor dh_rowwise = need_dx
+      ? empty({T, align(F, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_rowwise_scale = need_dx
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const Tensor dh_columnwise = need_dfc1_weight
+      ? empty({F, align(T, 16)}, ScalarType::Float8_e5m2, dy)
+      : empty({0}, ScalarType::Float8_e5m2, dy);
+  const Tensor dh_columnwise_scale = need_dfc1_weight
+      ? empty({1}, ScalarType::Float, dy) : empty({0}, ScalarType::Float, dy);
+  const std::array<Lifetime, 1> lives{{
+      {padded(4 * (T / 128 + 1) * F), 1, 1},  // dh_row_sums
+  }};
+  const Workspace workspace(lives, dy);
+  void* const dh_row_sums = workspace[0];
+  float* const fc1_grad_output_amax_history = floats(writable(backward_state)) + 1025;
+  float* const fc1_grad_output_scale = floats(writable(backward_state)) + 2049;
+  DelayedArguments due{};
+
+  // 1. pointwise_grad_quantize: da, h, fc1_grad_output_amax_history, fc1_grad_output_scale
   //    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
   //    (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x ** 3))))
-  if (need_fc2_weight_copies) {
-    {
-      PointwiseQuantizeArguments arguments{};
-      arguments.expression.operands = {pointer(da), pointer(h_dense)};
-      arguments.expression.results = {nullptr};
-      arguments.expression.scalars = {};
-      arguments.expression.rows = T;
-      arguments.expression.columns = F;
-      arguments.step.quantize.group_sizes = nullptr;
-      arguments.step.quantize.rows = T;
-      arguments.step.quantize.columns = F;
-      arguments.step.quantize.groups = 1;
-      arguments.step.quantize.row_align = 32;
-      arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
-      arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
-      arguments.step.quantize.rowwise.pitch = align(F, 16);
-      arguments.step.quantize.columnwise.data = need_dfc1_weight
-          ? writable(dh_columnwise) : nullptr;
-      arguments.step.quantize.columnwise.scale = need_dfc1_weight
-          ? writable(dh_columnwise_scale) : nullptr;
-      arguments.step.quantize.columnwise.pitch = align(T, 16);
-      arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
-      arguments.step.quantize.row_sums = floats(dh_row_sums);
-      arguments.step.state.history = fc1_grad_output_amax_history;
-      arguments.step.state.scale = fc1_grad_output_scale;
-      arguments.step.state.slots = 1024;
-      arguments.step.state.groups = 1;
-      arguments.step.state.max = 57344.0f;
-      arguments.step.due = &due;
-      arguments.step.moves_states = true;
-      arguments.step.update = need_fc2_weight_copies;
-      check(kCell, pointwise_gelu_backward_quantize_e5m2_tensor(io, arguments, stream));
-    }
+  {
+    PointwiseQuantizeArguments arguments{};
+    arguments.expression.operands = {pointer(da_dense), pointer(h_dense)};
+    arguments.expression.results = {nullptr};
+    arguments.expression.scalars = {};
+    arguments.expression.rows = T;
+    arguments.expression.columns = F;
+    arguments.step.quantize.group_sizes = nullptr;
+    arguments.step.quantize.rows = T;
+    arguments.step.quantize.columns = F;
+    arguments.step.quantize.groups = 1;
+    arguments.step.quantize.row_align = 32;
+    arguments.step.quantize.rowwise.data = need_dx ? writable(dh_rowwise) : nullptr;
+    arguments.step.quantize.rowwise.scale = need_dx ? writable(dh_rowwise_scale) : nullptr;
+    arguments.step.quantize.rowwise.pitch = align(F, 16);
+    arguments.step.quantize.columnwise.data = need_dfc1_weight ? writable(dh_columnwise) : nullptr;
+    arguments.step.quantize.columnwise.scale = need_dfc1_weight
+        ? writable(dh_columnwise_scale) : nullptr;
+    arguments.step.quantize.columnwise.pitch = align(T, 16);
+    arguments.step.sums = need_dfc1_bias ? writable(dfc1_bias) : nullptr;
+    arguments.step.quantize.row_sums = floats(dh_row_sums);
+    arguments.step.state.history = fc1_grad_output_amax_history;
+    arguments.step.state.scale = fc1_grad_output_scale;
+    arguments.step.state.slots = 1024;
+    arguments.step.state.groups = 1;
+    arguments.step.state.max = 57344.0f;
+    arguments.step.due = &due;
+    arguments.step.moves_states = true;
+    arguments.step.update = true;
+    check(kCell, pointwise_gelu_backward_quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 6. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+  return {dfc1_bias, dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    std::optional<Tensor> fc1_weight,
+    std::optional<Tensor> x_columnwise,
+    std::optional<Tensor> x_columnwise_scale,
+    std::optional<Tensor> fc1_weight_scale_used,
+    std::optional<Tensor> dh_rowwise,
+    std::optional<Tensor> dh_rowwise_scale,
+    std::optional<Tensor> dh_columnwise,
+    std::optional<Tensor> dh_columnwise_scale,
+    bool need_dx,
+    bool need_dfc1_weight) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 1, false, "[T..., H]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 2, true, "[F, H]");
+  check_device(kCell, "x_columnwise", given(x_columnwise), "dy", dy);
+  check_dtype(kCell, "x_columnwise", given(x_columnwise), ScalarType::Float8_e4m3fn);
+  check_rank(kCell, "x_columnwise", given(x_columnwise), 2, true, "[H, align(T, 16)]");
+  check_device(kCell, "x_columnwise_scale", given(x_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "x_columnwise_scale", given(x_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "x_columnwise_scale", given(x_columnwise_scale), 1, true, "[1]");
+  check_device(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), "dy", dy);
+  check_dtype(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), ScalarType::Float);
+  check_rank(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), 1, true, "[1]");
+  check_device(kCell, "dh_rowwise", given(dh_rowwise), "dy", dy);
+  check_dtype(kCell, "dh_rowwise", given(dh_rowwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_rowwise", given(dh_rowwise), 2, true, "[T, align(F, 16)]");
+  check_device(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), 1, true, "[1]");
+  check_device(kCell, "dh_columnwise", given(dh_columnwise), "dy", dy);
+  check_dtype(kCell, "dh_columnwise", given(dh_columnwise), ScalarType::Float8_e5m2);
+  check_rank(kCell, "dh_columnwise", given(dh_columnwise), 2, true, "[F, align(T, 16)]");
+  check_device(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), "dy", dy);
+  check_dtype(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), ScalarType::Float);
+  check_rank(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), 1, true, "[1]");
+  const int64_t T = rows(dy, 1);
+  const int64_t H = extent(dy, -1);
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2)
+      : dh_columnwise ? extent(*dh_columnwise, -2) : 0;
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -2, H, "H (hidden)");
+  check_size(kCell, "x_columnwise", given(x_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "x_columnwise_scale", given(x_columnwise_scale), -1, 1, "1");
+  check_size(kCell, "fc1_weight_scale_used", given(fc1_weight_scale_used), -1, 1, "1");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -2, T, "T (tokens)");
+  check_size(kCell, "dh_rowwise", given(dh_rowwise), -1, align(F, 16), "align(F, 16)");
+  check_size(kCell, "dh_rowwise_scale", given(dh_rowwise_scale), -1, 1, "1");
+  check_size(kCell, "dh_columnwise", given(dh_columnwise), -1, align(T, 16), "align(T, 16)");
+  check_size(kCell, "dh_columnwise_scale", given(dh_columnwise_scale), -1, 1, "1");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto x_columnwise_dense = dense(x_columnwise);
+  const auto x_columnwise_scale_dense = dense(x_columnwise_scale);
+  const auto fc1_weight_scale_used_dense = dense(fc1_weight_scale_used);
+  const auto dh_rowwise_dense = dense(dh_rowwise);
+  const auto dh_rowwise_scale_dense = dense(dh_rowwise_scale);
+  const auto dh_columnwise_dense = dense(dh_columnwise);
+  const auto dh_columnwise_scale_dense = dense(dh_columnwise_scale);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty_rows(dy, 1, {H}, io);
+  std::optional<Tensor> dfc1_weight;
+  if (need_dfc1_weight) dfc1_weight = empty({F, H}, io, dy);
+  const std::array<Lifetime, 2> lives{{
+      {need_dx ? padded(H * align(F, 16)) : kUnwanted, 1, 2},  // fc1_weight_columnwise
+      {need_dx ? padded(4) : kUnwanted, 1, 2},  // fc1_weight_columnwise_scale
+  }};
+  const std::array regions{
+      region(dfc1_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const fc1_weight_columnwise = workspace[0];
+  void* const fc1_weight_columnwise_scale = workspace[1];
+
+  // 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
   //    fc1_weight_columnwise_scale
   if (need_dx) {
     {
@@ -541,44 +633,46 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 7. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
+  // 2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise, fc1_weight_columnwise_scale
   //    -> dx
   if (need_dx) {
     check(kCell,
           gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_rowwise), /*b=*/pointer(fc1_weight_columnwise),
+                  {/*a=*/pointer(dh_rowwise_dense), /*b=*/pointer(fc1_weight_columnwise),
                       /*bias=*/nullptr, /*out=*/writable(dx), /*group_sizes=*/nullptr, /*tokens=*/T,
                       /*groups=*/1, /*n=*/F, /*k=*/H, sms},
                   /*pitch_a=*/align(F, 16),
                   /*pitch_b=*/align(F, 16),
-                  /*scale_a=*/floats(pointer(dh_rowwise_scale)),
+                  /*scale_a=*/floats(pointer(dh_rowwise_scale_dense)),
                   /*scale_b=*/floats(pointer(fc1_weight_columnwise_scale)),
               },
               stream));
   }
-  // 8. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+  // 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
   //    -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
               Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise), /*b=*/pointer(x_columnwise_dense),
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(x_columnwise_dense),
                       /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
                       /*tokens=*/T, /*groups=*/1, /*n=*/F, /*k=*/H, sms},
                   /*pitch_a=*/align(T, 16),
                   /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale)),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
                   /*scale_b=*/floats(pointer(x_columnwise_scale_dense)),
               },
               stream));
   }
-  return {dx, dfc1_weight, dfc2_weight, dfc1_bias, dfc2_bias};
+  return {dx, dfc1_weight};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("mlp__fp8_delayed_forward", TORCH_BOX(&forward));
-  m.impl("mlp__fp8_delayed_backward", TORCH_BOX(&backward));
+  m.impl("mlp__fp8_delayed_backward_1", TORCH_BOX(&backward_1));
+  m.impl("mlp__fp8_delayed_backward_2", TORCH_BOX(&backward_2));
+  m.impl("mlp__fp8_delayed_backward_3", TORCH_BOX(&backward_3));
 }

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:8b0798fa1d8ea0e4
+// checksum sha256:28c82f976fa53639
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/gemm_fp8_block_sm90_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128.h"
@@ -264,21 +264,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> da;
   if (need_fc2_weight_copies) da = empty_rows(dy, 1, {F}, io);
   const std::array<Lifetime, 7> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
       // dy_rowwise_scale
-      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 3},
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * 32 * (T / 32 + 1)) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
       // dy_columnwise_scale
-      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 4},
+      {need_dfc2_weight ? padded(4 * ceildiv(T, 128) * H) : kUnwanted, 1, 2},
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 3, 4},
       // fc2_weight_columnwise_scale
-      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 2, 3},
+      {need_fc2_weight_copies ? padded(4 * ceildiv(H, 128) * ceildiv(F, 128)) : kUnwanted, 3, 4},
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dfc2_weight, /*before=*/2),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -313,7 +313,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
     arguments.quantize.row_sums = floats(dy_row_sums);
     check(kCell, quantize_e4m3_block_1x128(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  //    -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
       QuantizeStepArguments arguments{};
@@ -330,7 +346,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       check(kCell, quantize_e4m3_block_128x128(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -343,22 +359,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_block_sm90_wgrad_e4m3_e4m3_block_1x128_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
               },
               stream));
   }

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 //      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 //      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:4b8bffa2fede0fc3
+// checksum sha256:1fa61eb75a764d55
 // The MLP of a dense transformer layer, with SwiGLU: one call per direction.
 
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
@@ -328,18 +328,18 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
   const Tensor da = need_fc2_weight_copies ? empty_rows(dy, 1, {F}, io) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 3, 4},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 3, 4},  // fc2_weight_columnwise_scale
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dfc2_weight, /*before=*/2),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -383,7 +383,23 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  //    -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -401,7 +417,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -414,22 +430,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
               },
               stream));
   }

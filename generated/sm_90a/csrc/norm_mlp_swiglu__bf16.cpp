@@ -4,7 +4,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:8c0f3c752785549a
+// checksum sha256:a755d5d6e7025c4d
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -381,10 +381,13 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({2 * F}, io, dy);
   const std::array<Lifetime, 2> lives{{
-      {need_dn ? padded(2 * T * H) : kUnwanted, 1, 4},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 4, 4},  // dx_partials
+      {need_dn ? padded(2 * T * H) : kUnwanted, 1, 2},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 2, 2},  // dx_partials
   }};
-  const Workspace workspace(lives, dy);
+  const std::array regions{
+      region(dfc1_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
   void* const dn = workspace[0];
   void* const dx_partials = workspace[1];
 
@@ -406,39 +409,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 2. gemm wgrad: dh, n -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(n_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/nullptr,
-                  /*tokens=*/T,
-                  /*groups=*/1,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 3. column_sum: dh -> dfc1_bias
-  if (need_dfc1_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*out=*/writable(dfc1_bias),
-                  /*group_sizes=*/nullptr,
-                  /*tokens=*/T,
-                  /*groups=*/1,
-                  /*n=*/2 * F,
-              },
-              stream));
-  }
-  // 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  // 2. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
   if (need_dn) {
     {
       NormGradArguments arguments{};
@@ -457,6 +428,38 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.kind = NormKind::rms;
       check(kCell, norm_grad(io, arguments, stream));
     }
+  }
+  // 3. gemm wgrad: dh, n -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_sm90_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(n_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc1_weight),
+                  /*group_sizes=*/nullptr,
+                  /*tokens=*/T,
+                  /*groups=*/1,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 4. column_sum: dh -> dfc1_bias
+  if (need_dfc1_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*out=*/writable(dfc1_bias),
+                  /*group_sizes=*/nullptr,
+                  /*tokens=*/T,
+                  /*groups=*/1,
+                  /*n=*/2 * F,
+              },
+              stream));
   }
   return {dx, dnorm_weight, dfc1_weight, dfc1_bias};
 }

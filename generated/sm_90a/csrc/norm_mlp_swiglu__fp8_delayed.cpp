@@ -5,7 +5,7 @@
 //      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 //      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:6bb9ad1d2b91a341
+// checksum sha256:7382737180f06c01
 // The MLP of a dense transformer layer with root mean square norm before it and the residual around
 // both, with SwiGLU: one call per direction.
 
@@ -365,18 +365,18 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
   const Tensor dfc2_bias = need_dfc2_bias ? empty({H}, io, dy) : empty({0}, io, dy);
   const Tensor da = need_fc2_weight_copies ? empty_rows(dy, 1, {F}, io) : empty({0}, io, dy);
   const std::array<Lifetime, 7> lives{{
-      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 3},  // dy_rowwise
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 3},  // dy_rowwise_scale
-      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 4},  // dy_columnwise
-      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 4},  // dy_columnwise_scale
+      {need_fc2_weight_copies ? padded(T * align(H, 16)) : kUnwanted, 1, 4},  // dy_rowwise
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 1, 4},  // dy_rowwise_scale
+      {need_dfc2_weight ? padded(H * align(T, 16)) : kUnwanted, 1, 2},  // dy_columnwise
+      {need_dfc2_weight ? padded(4) : kUnwanted, 1, 2},  // dy_columnwise_scale
       {padded(4 * (T / 128 + 1) * H), 1, 1},  // dy_row_sums
       // fc2_weight_columnwise
-      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 2, 3},
-      {need_fc2_weight_copies ? padded(4) : kUnwanted, 2, 3},  // fc2_weight_columnwise_scale
+      {need_fc2_weight_copies ? padded(F * align(H, 16)) : kUnwanted, 3, 4},
+      {need_fc2_weight_copies ? padded(4) : kUnwanted, 3, 4},  // fc2_weight_columnwise_scale
   }};
   const std::array regions{
-      region(da, /*before=*/3),
-      region(dfc2_weight, /*before=*/4),
+      region(dfc2_weight, /*before=*/2),
+      region(da, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dy_rowwise = workspace[0];
@@ -420,7 +420,23 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
     arguments.update = true;
     check(kCell, quantize_e5m2_tensor(io, arguments, stream));
   }
-  // 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+  // 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+  //    -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
+                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
+              },
+              stream));
+  }
+  // 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
   //    fc2_weight_columnwise_scale
   if (need_fc2_weight_copies) {
     {
@@ -438,7 +454,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
       check(kCell, quantize_e4m3_tensor(io, arguments, stream));
     }
   }
-  // 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
+  // 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise, fc2_weight_columnwise_scale
   //    -> da
   if (need_fc2_weight_copies) {
     check(kCell,
@@ -451,22 +467,6 @@ std::tuple<Tensor, Tensor, Tensor> backward_1(
                   /*pitch_b=*/align(H, 16),
                   /*scale_a=*/floats(pointer(dy_rowwise_scale)),
                   /*scale_b=*/floats(pointer(fc2_weight_columnwise_scale)),
-              },
-              stream));
-  }
-  // 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-  //    -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dy_columnwise), /*b=*/pointer(a_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc2_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/H, /*k=*/F, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dy_columnwise_scale)),
-                  /*scale_b=*/floats(pointer(a_columnwise_scale_dense)),
               },
               stream));
   }
@@ -674,12 +674,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       // fc1_weight_columnwise
       {need_fc1_weight_copies ? padded(H * align(2 * F, 16)) : kUnwanted, 1, 2},
       {need_fc1_weight_copies ? padded(4) : kUnwanted, 1, 2},  // fc1_weight_columnwise_scale
-      {need_fc1_weight_copies ? padded(2 * T * H) : kUnwanted, 2, 4},  // dn
-      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 4, 4},  // dx_partials
+      {need_fc1_weight_copies ? padded(2 * T * H) : kUnwanted, 2, 3},  // dn
+      {need_dnorm_weight ? padded(4 * 132 * H) : kUnwanted, 3, 3},  // dx_partials
   }};
   const std::array regions{
-      region(dfc1_weight, /*before=*/3),
-      region(dx, /*before=*/4),
+      region(dx, /*before=*/3),
+      region(dfc1_weight, /*before=*/4),
   };
   const Workspace workspace(lives, dy, regions);
   void* const fc1_weight_columnwise = workspace[0];
@@ -721,23 +721,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
-  //    -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
-              Fp8GemmArguments{
-                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(n_columnwise_dense),
-                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
-                      /*tokens=*/T, /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
-                  /*pitch_a=*/align(T, 16),
-                  /*pitch_b=*/align(T, 16),
-                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
-                  /*scale_b=*/floats(pointer(n_columnwise_scale_dense)),
-              },
-              stream));
-  }
-  // 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+  // 3. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
   if (need_fc1_weight_copies) {
     {
       NormGradArguments arguments{};
@@ -756,6 +740,22 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.kind = NormKind::rms;
       check(kCell, norm_grad(io, arguments, stream));
     }
+  }
+  // 4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+  //    -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128(io,
+              Fp8GemmArguments{
+                  {/*a=*/pointer(dh_columnwise_dense), /*b=*/pointer(n_columnwise_dense),
+                      /*bias=*/nullptr, /*out=*/writable(dfc1_weight), /*group_sizes=*/nullptr,
+                      /*tokens=*/T, /*groups=*/1, /*n=*/2 * F, /*k=*/H, sms},
+                  /*pitch_a=*/align(T, 16),
+                  /*pitch_b=*/align(T, 16),
+                  /*scale_a=*/floats(pointer(dh_columnwise_scale_dense)),
+                  /*scale_b=*/floats(pointer(n_columnwise_scale_dense)),
+              },
+              stream));
   }
   return {dx, dnorm_weight, dfc1_weight};
 }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:f48b51e6bd285c51
+# checksum sha256:2bb7057efa01a747
 """grouped_linear__mxfp8 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -191,7 +191,12 @@ def backward(
         if x_columnwise_scale is not None
         else 0
     )
-    # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
+    # 1. quantize: weight -> weight_columnwise, weight_columnwise_scale
+    if need_dx:
+        _, weight_columnwise_copy = quantized.quantize(
+            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 3. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
     #    dy_columnwise_scale, dbias, dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
         dy,
@@ -201,14 +206,9 @@ def backward(
         group_sizes=split_sizes,
         layout=LAYOUT,
     )
-    # 1. dbias
+    # 3. dbias
     if need_dbias:
         dbias = steps.group_sum(dy, split_sizes)
-    # 2. quantize: weight -> weight_columnwise, weight_columnwise_scale
-    if need_dx:
-        _, weight_columnwise_copy = quantized.quantize(
-            weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
     # 5. grouped_gemm dgrad: dy_rowwise_decoded, weight_columnwise_decoded, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(

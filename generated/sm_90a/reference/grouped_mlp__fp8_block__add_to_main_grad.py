@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:b2cf0ee7b12e4cc7
+# checksum sha256:20d5ceb530775604
 """grouped_mlp__fp8_block__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -293,18 +293,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale, split_sizes -> da
-    if need_fc2_weight_copies:
-        da = quantized.grouped_gemm_dgrad(
-            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    # 2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
     #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
     if need_dfc2_weight:
         fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
@@ -314,6 +303,17 @@ def backward_1(
             ),
             split_sizes,
             dtype=torch.float32,
+        )
+    # 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale, split_sizes -> da
+    if need_fc2_weight_copies:
+        da = quantized.grouped_gemm_dgrad(
+            dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
     return (
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
@@ -327,7 +327,10 @@ def check_backward_2(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     da: Tensor,
+    fc1_weight_main_grad: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -341,16 +344,43 @@ def check_backward_2(
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
     checks.device(CELL, "da", da, "dy", dy)
     checks.same_dtype(CELL, "da", da, "dy", dy)
     checks.rank(CELL, "da", da, 2, "[T, F]")
+    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
+    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
+    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
     F = da.shape[-1]
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "da", da, -2, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
 
 
 def backward_2(
@@ -358,16 +388,19 @@ def backward_2(
     split_sizes: Tensor,
     probs: steps.IfAsked,
     h: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     da: Tensor,
+    fc1_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[
-    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_2 program, step by step."""
     dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = steps.ABSENT
+    T = dy.shape[-2]
+    H = dy.shape[-1]
     # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     dh, dprobs = _act_backward(da, h, probs)
     # 2. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
@@ -384,15 +417,25 @@ def backward_2(
     # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    if need_dfc1_weight:
+        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
+            dh_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=torch.float32,
+        )
     return (
-        dprobs if need_dprobs else None,
-        dfc1_bias if need_dfc1_bias else None,
-        dh_rowwise_copy.data if need_dx else None,
+        dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
+        dfc1_bias if need_dfc1_bias else dy.new_empty(0),
+        dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e4m3fn),
         quantized.token_major(dh_rowwise_copy.scale, split_sizes, align=LAYOUT.align)
         if need_dx
-        else None,
-        dh_columnwise_copy.data if need_dfc1_weight else None,
-        dh_columnwise_copy.scale if need_dfc1_weight else None,
+        else dy.new_empty(0, dtype=torch.float32),
+        fc1_weight_main_grad,
     )
 
 
@@ -400,13 +443,8 @@ def check_backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -417,12 +455,6 @@ def check_backward_3(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[T // 128 + E, H]")
     checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
     checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
     checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(2 * F, 16)]")
@@ -431,44 +463,13 @@ def check_backward_3(
     checks.rank(
         CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[ceildiv(2 * F, 128), 32 * (T // 32 + E)]"
     )
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[T // 128 + E, 2 * F]")
-    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
-    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
-    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
     checks.size(
@@ -477,20 +478,6 @@ def check_backward_3(
     checks.size(
         CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 32 * (T // 32 + E), "32 * (T // 32 + E)"
     )
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(
-        CELL,
-        "dh_columnwise",
-        dh_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, T // 128 + E, "T // 128 + E")
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
 
@@ -499,71 +486,33 @@ def backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
-    dh_columnwise: steps.IfAsked,
-    dh_columnwise_scale: steps.IfAsked,
-    fc1_weight_main_grad: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The backward_3 program, step by step."""
-    dx = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else dh_columnwise_scale.shape[-1] // 2
-        if dh_columnwise_scale is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+    )
     # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            quantized.Operand(
-                dh_rowwise,
-                quantized.row_major(dh_rowwise_scale, T, split_sizes, align=LAYOUT.align),
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=False,
-                layout=LAYOUT,
-            ),
-            fc1_weight_columnwise_copy,
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
-    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
-    if need_dfc1_weight:
-        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=torch.float32,
-        )
-    return dx if need_dx else dy.new_empty(0), fc1_weight_main_grad
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise,
+            quantized.row_major(dh_rowwise_scale, T, split_sizes, align=LAYOUT.align),
+            GRAD_OUTPUT,
+            (T, 2 * F),
+            columnwise=False,
+            layout=LAYOUT,
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
 
 
 def exact(

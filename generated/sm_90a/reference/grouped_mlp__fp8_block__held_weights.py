@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:4db711d7090a8d71
+# checksum sha256:3129b0e127733bff
 """grouped_mlp__fp8_block__held_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -421,21 +421,10 @@ def backward_1(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 3. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
+    # 4. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dx or need_dfc1_weight or need_dfc1_bias:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -446,10 +435,10 @@ def backward_1(
             group_sizes=split_sizes,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 4. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
@@ -461,6 +450,17 @@ def backward_1(
                 (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 6. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.grouped_gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
             ),
             split_sizes,
             dtype=dy.dtype,

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/reference/cell.py.j2
-# checksum sha256:3721f034708b2cdd
+# checksum sha256:c6bfc70efdafb4b3
 """grouped_mlp__fp8_current in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -199,9 +199,9 @@ def forward(
 def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -209,36 +209,24 @@ def check_backward_1(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
-    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
@@ -246,26 +234,18 @@ def check_backward_1(
 def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    dprobs = dfc2_bias = dh = _ = fc2_weight_columnwise_copy = da = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. quantize: dy, split_sizes -> dy_rowwise, dy_rowwise_scale, dy_columnwise,
     #    dy_columnwise_scale, dy_amax, dy_partial_amax, dfc2_bias, dy_row_sums
@@ -292,72 +272,24 @@ def backward_1(
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
-
-
-def check_backward_2(
-    dy: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "da", da, "dy", dy)
-    checks.same_dtype(CELL, "da", da, "dy", dy)
-    checks.rank(CELL, "da", da, 2, "[T, F]")
-    T = dy.shape[-2]
-    F = da.shape[-1]
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "da", da, -2, T, "T (tokens)")
-
-
-def backward_2(
-    dy: Tensor,
-    probs: steps.IfAsked,
-    h: steps.IfAsked,
-    da: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dprobs = dh = steps.ABSENT
-    # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    dh, dprobs = _act_backward(da, h, probs)
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
+        dh, dprobs = _act_backward(da, h, probs)
     return (
         dprobs if need_dprobs else None,
+        dfc2_bias if need_dfc2_bias else None,
+        dy_columnwise_copy.data if need_dfc2_weight else None,
+        dy_columnwise_copy.scale if need_dfc2_weight else None,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
     )
 
 
-def check_backward_3(
+def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     dh: Tensor,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -373,7 +305,7 @@ def check_backward_3(
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
 
 
-def backward_3(
+def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     dh: Tensor,
@@ -381,7 +313,7 @@ def backward_3(
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
+    """The backward_2 program, step by step."""
     dfc1_bias = steps.ABSENT
     # 1. quantize: dh, split_sizes -> dh_rowwise, dh_rowwise_scale, dh_columnwise,
     #    dh_columnwise_scale, dh_amax, dh_partial_amax, dfc1_bias, dh_row_sums
@@ -405,7 +337,7 @@ def backward_3(
     )
 
 
-def check_backward_4(
+def check_backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
@@ -416,7 +348,7 @@ def check_backward_4(
     dh_columnwise: Tensor | None,
     dh_columnwise_scale: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -483,7 +415,7 @@ def check_backward_4(
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
 
 
-def backward_4(
+def backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: steps.IfAsked,
@@ -496,7 +428,7 @@ def backward_4(
     need_dx: bool,
     need_dfc1_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_4 program, step by step."""
+    """The backward_3 program, step by step."""
     dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -548,6 +480,87 @@ def backward_4(
             dtype=dy.dtype,
         )
     return dx, dfc1_weight
+
+
+def check_backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_4 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_4(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_4 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    # 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
+        ),
+        quantized.Operand(
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+        ),
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dfc2_weight
 
 
 def exact(

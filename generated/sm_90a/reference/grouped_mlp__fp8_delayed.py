@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:b140be0f2b5d7de6
+# checksum sha256:8fd32ac3771ad38d
 """grouped_mlp__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -297,9 +297,9 @@ def forward(
 def check_backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: Tensor | None,
+    h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
     fc2_weight_scale_used: Tensor | None,
     backward_state: Tensor,
 ) -> None:
@@ -309,15 +309,15 @@ def check_backward_1(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "probs", probs, "dy", dy)
+    checks.dtype(CELL, "probs", probs, torch.float32)
+    checks.rank(CELL, "probs", probs, 1, "[T]")
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
-    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, 1, "[E]")
@@ -328,24 +328,12 @@ def check_backward_1(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -2, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight_scale_used", fc2_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
@@ -356,9 +344,9 @@ def check_backward_1(
 def backward_1(
     dy: Tensor,
     split_sizes: Tensor,
+    probs: steps.IfAsked,
+    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
     fc2_weight_scale_used: steps.IfAsked,
     backward_state: Tensor,
     need_dx: bool,
@@ -367,18 +355,13 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else 0
-    )
+    dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = fc1_grad_output_amax_history = fc1_grad_output_scale = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
     fc1_grad_output_amax_history = backward_state[1025:2049]
@@ -422,93 +405,10 @@ def backward_1(
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    return (
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
-        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
-        da if need_fc2_weight_copies else dy.new_empty(0),
-        quantized.join_states(
-            fc2_grad_output_amax_history,
-            fc2_grad_output_scale,
-            fc1_grad_output_amax_history,
-            fc1_grad_output_scale,
-        ),
-    )
-
-
-def check_backward_2(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: Tensor | None,
-    h: Tensor | None,
-    da: Tensor,
-    backward_state: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_2 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "probs", probs, "dy", dy)
-    checks.dtype(CELL, "probs", probs, torch.float32)
-    checks.rank(CELL, "probs", probs, 1, "[T]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
-    checks.device(CELL, "da", da, "dy", dy)
-    checks.same_dtype(CELL, "da", da, "dy", dy)
-    checks.rank(CELL, "da", da, 2, "[T, F]")
-    checks.device(CELL, "backward_state", backward_state, "dy", dy)
-    checks.dtype(CELL, "backward_state", backward_state, torch.float32)
-    checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
-    checks.contiguous(CELL, "backward_state", backward_state)
-    T = dy.shape[-2]
-    E = split_sizes.shape[-1]
-    F = da.shape[-1]
-    checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
-    checks.size(CELL, "h", h, -2, T, "T (tokens)")
-    checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
-    checks.size(CELL, "da", da, -2, T, "T (tokens)")
-    checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
-    checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
-
-
-def backward_2(
-    dy: Tensor,
-    split_sizes: Tensor,
-    probs: steps.IfAsked,
-    h: steps.IfAsked,
-    da: Tensor,
-    backward_state: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The backward_2 program, step by step."""
-    dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
-        fc1_grad_output_scale
-    ) = steps.ABSENT
-    need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
-    fc2_grad_output_amax_history = backward_state[0:1024]
-    fc2_grad_output_scale = backward_state[1024]
-    fc1_grad_output_amax_history = backward_state[1025:2049]
-    fc1_grad_output_scale = backward_state[2049]
-    # 1. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    dh, dprobs = _act_backward(da, h, probs)
-    # 2. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    if need_fc2_weight_copies:
+        dh, dprobs = _act_backward(da, h, probs)
+    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
     #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -520,10 +420,10 @@ def backward_2(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 2. dfc1_bias
+    # 5. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 2. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -535,6 +435,9 @@ def backward_2(
     return (
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
+        dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dy_columnwise_copy.data if need_dfc2_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
+        dy_columnwise_copy.scale if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
         dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
@@ -548,15 +451,19 @@ def backward_2(
     )
 
 
-def check_backward_3(
+def check_backward_2(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
@@ -565,6 +472,12 @@ def check_backward_3(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
@@ -574,76 +487,6 @@ def check_backward_3(
     checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
     checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
-    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
-    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
-
-
-def backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    fc1_weight: steps.IfAsked,
-    fc1_weight_scale_used: steps.IfAsked,
-    dh_rowwise: Tensor,
-    dh_rowwise_scale: Tensor,
-    need_dx: bool,
-) -> Tensor:
-    """The backward_3 program, step by step."""
-    T = dy.shape[-2]
-    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
-    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale
-    _, fc1_weight_columnwise_copy = quantized.quantize(
-        fc1_weight,
-        WEIGHT,
-        rowwise=False,
-        columnwise=True,
-        scale=fc1_weight_scale_used,
-        layout=LAYOUT,
-    )
-    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
-    #    fc1_weight_columnwise_scale, split_sizes -> dx
-    dx = quantized.grouped_gemm_dgrad(
-        quantized.Operand(
-            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
-        ),
-        fc1_weight_columnwise_copy,
-        split_sizes,
-        dtype=dy.dtype,
-    )
-    return dx
-
-
-def check_backward_4(
-    dy: Tensor,
-    split_sizes: Tensor,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-) -> None:
-    """Raise RuntimeError where an argument of backward_4 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
     checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
     checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
@@ -653,7 +496,16 @@ def check_backward_4(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
     checks.size(
         CELL,
@@ -664,6 +516,10 @@ def check_backward_4(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
     checks.size(
         CELL,
@@ -674,41 +530,162 @@ def check_backward_4(
         "align(32 * (T // 32 + E), 16)",
     )
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
 
 
-def backward_4(
+def backward_2(
     dy: Tensor,
     split_sizes: Tensor,
+    fc1_weight: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
+    fc1_weight_scale_used: steps.IfAsked,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    need_dx: bool,
     need_dfc1_weight: bool,
-) -> Tensor:
-    """The backward_4 program, step by step."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
-    # 1. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
-    #    split_sizes -> dfc1_weight
-    dfc1_weight = quantized.grouped_gemm_wgrad(
-        quantized.Operand(
-            dh_columnwise,
-            dh_columnwise_scale,
-            GRAD_OUTPUT,
-            (T, 2 * F),
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else 0
+    )
+    # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale
+    if need_dx:
+        _, fc1_weight_columnwise_copy = quantized.quantize(
+            fc1_weight,
+            WEIGHT,
+            rowwise=False,
             columnwise=True,
+            scale=fc1_weight_scale_used,
             layout=LAYOUT,
+        )
+    # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    #    fc1_weight_columnwise_scale, split_sizes -> dx
+    if need_dx:
+        dx = quantized.grouped_gemm_dgrad(
+            quantized.Operand(
+                dh_rowwise,
+                dh_rowwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=False,
+                layout=LAYOUT,
+            ),
+            fc1_weight_columnwise_copy,
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.grouped_gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    return dx, dfc1_weight
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 1, "[E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float8_e5m2)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 1, "[E]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -1, E, "E (num_groups)")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, E, "E (num_groups)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
+    dy_columnwise: Tensor,
+    dy_columnwise_scale: Tensor,
+    need_dfc2_weight: bool,
+) -> Tensor:
+    """The backward_3 program, step by step."""
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a_columnwise.shape[-2] if a_columnwise is not None else 0
+    # 1. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
+    dfc2_weight = quantized.grouped_gemm_wgrad(
+        quantized.Operand(
+            dy_columnwise, dy_columnwise_scale, GRAD_OUTPUT, (T, H), columnwise=True, layout=LAYOUT
         ),
         quantized.Operand(
-            x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
         ),
         split_sizes,
         dtype=dy.dtype,
     )
-    return dfc1_weight
+    return dfc2_weight
 
 
 def exact(

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:492a086d5b3bb567
+# checksum sha256:8c081b96ab124ba8
 """grouped_mlp__fp8_delayed__add_to_main_grad in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -417,7 +417,18 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=True,
     )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 2. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
+    if need_dfc2_weight:
+        fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=torch.float32,
+        )
+    # 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -428,22 +439,11 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 3. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    # 4. grouped_gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale, split_sizes -> da
     if need_fc2_weight_copies:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
-        )
-    # 4. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes, fc2_weight_main_grad -> fc2_weight_main_grad
-    if need_dfc2_weight:
-        fc2_weight_main_grad = fc2_weight_main_grad + quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=torch.float32,
         )
     return (
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
@@ -463,8 +463,11 @@ def check_backward_2(
     split_sizes: Tensor,
     probs: Tensor | None,
     h: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
     da: Tensor,
     backward_state: Tensor,
+    fc1_weight_main_grad: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -478,6 +481,12 @@ def check_backward_2(
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T, 2 * F]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "da", da, "dy", dy)
     checks.same_dtype(CELL, "da", da, "dy", dy)
     checks.rank(CELL, "da", da, 2, "[T, F]")
@@ -485,16 +494,35 @@ def check_backward_2(
     checks.dtype(CELL, "backward_state", backward_state, torch.float32)
     checks.rank(CELL, "backward_state", backward_state, 2, "[2050, E]")
     checks.contiguous(CELL, "backward_state", backward_state)
+    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
+    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
+    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
+    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
+    H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = da.shape[-1]
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "x_columnwise",
+        x_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 16) * 16,
+        "align(32 * (T // 32 + E), 16)",
+    )
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "da", da, -2, T, "T (tokens)")
     checks.size(CELL, "backward_state", backward_state, -2, 2050, "2050")
     checks.size(CELL, "backward_state", backward_state, -1, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
 
 
 def backward_2(
@@ -502,17 +530,22 @@ def backward_2(
     split_sizes: Tensor,
     probs: steps.IfAsked,
     h: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
     da: Tensor,
     backward_state: Tensor,
+    fc1_weight_main_grad: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The backward_2 program, step by step."""
     dprobs = dfc1_bias = dh_rowwise_copy = dh_columnwise_copy = fc1_grad_output_amax_history = (
         fc1_grad_output_scale
     ) = steps.ABSENT
+    T = dy.shape[-2]
+    H = dy.shape[-1]
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
     fc2_grad_output_amax_history = backward_state[0:1024]
     fc2_grad_output_scale = backward_state[1024]
@@ -544,19 +577,29 @@ def backward_2(
             GRAD_OUTPUT,
             grouped=True,
         )
+    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
+    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
+    if need_dfc1_weight:
+        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
+            dh_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
+            ),
+            split_sizes,
+            dtype=torch.float32,
+        )
     return (
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float8_e5m2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float32),
-        dh_columnwise_copy.data if need_dfc1_weight else dy.new_empty(0, dtype=torch.float8_e5m2),
-        dh_columnwise_copy.scale if need_dfc1_weight else dy.new_empty(0, dtype=torch.float32),
         quantized.join_states(
             fc2_grad_output_amax_history,
             fc2_grad_output_scale,
             fc1_grad_output_amax_history,
             fc1_grad_output_scale,
         ),
+        fc1_weight_main_grad,
     )
 
 
@@ -564,14 +607,9 @@ def check_backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
     fc1_weight_scale_used: Tensor | None,
-    dh_rowwise: Tensor | None,
-    dh_rowwise_scale: Tensor | None,
-    dh_columnwise: Tensor | None,
-    dh_columnwise_scale: Tensor | None,
-    fc1_weight_main_grad: Tensor | None,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -582,12 +620,6 @@ def check_backward_3(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 1, "[E]")
     checks.device(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, "dy", dy)
     checks.dtype(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, torch.float32)
     checks.rank(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, 1, "[E]")
@@ -597,58 +629,17 @@ def check_backward_3(
     checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
     checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
     checks.rank(CELL, "dh_rowwise_scale", dh_rowwise_scale, 1, "[E]")
-    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e5m2)
-    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[2 * F, align(32 * (T // 32 + E), 16)]")
-    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
-    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 1, "[E]")
-    checks.device(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, "dy", dy)
-    checks.dtype(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, torch.float32)
-    checks.rank(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, 3, "[E, 2 * F, H]")
-    checks.contiguous(CELL, "fc1_weight_main_grad", fc1_weight_main_grad)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "x_columnwise",
-        x_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, E, "E (num_groups)")
     checks.size(CELL, "fc1_weight_scale_used", fc1_weight_scale_used, -1, E, "E (num_groups)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
     checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-(2 * F) // 16) * 16, "align(2 * F, 16)")
     checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "dh_columnwise", dh_columnwise, -2, 2 * F, "2 * F")
-    checks.size(
-        CELL,
-        "dh_columnwise",
-        dh_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 16) * 16,
-        "align(32 * (T // 32 + E), 16)",
-    )
-    checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -3, E, "E (num_groups)")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight_main_grad", fc1_weight_main_grad, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
 
@@ -657,76 +648,35 @@ def backward_3(
     dy: Tensor,
     split_sizes: Tensor,
     fc1_weight: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
     fc1_weight_scale_used: steps.IfAsked,
-    dh_rowwise: steps.IfAsked,
-    dh_rowwise_scale: steps.IfAsked,
-    dh_columnwise: steps.IfAsked,
-    dh_columnwise_scale: steps.IfAsked,
-    fc1_weight_main_grad: steps.IfAsked,
+    dh_rowwise: Tensor,
+    dh_rowwise_scale: Tensor,
     need_dx: bool,
-    need_dfc1_weight: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """The backward_3 program, step by step."""
-    dx = _ = fc1_weight_columnwise_copy = steps.ABSENT
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = (
-        fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else dh_columnwise.shape[-2] // 2
-        if dh_columnwise is not None
-        else fc1_weight_main_grad.shape[-2] // 2
-        if fc1_weight_main_grad is not None
-        else 0
-    )
+    F = fc1_weight.shape[-2] // 2 if fc1_weight is not None else 0
     # 1. quantize: fc1_weight, fc1_weight_scale_used -> fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale
-    if need_dx:
-        _, fc1_weight_columnwise_copy = quantized.quantize(
-            fc1_weight,
-            WEIGHT,
-            rowwise=False,
-            columnwise=True,
-            scale=fc1_weight_scale_used,
-            layout=LAYOUT,
-        )
+    _, fc1_weight_columnwise_copy = quantized.quantize(
+        fc1_weight,
+        WEIGHT,
+        rowwise=False,
+        columnwise=True,
+        scale=fc1_weight_scale_used,
+        layout=LAYOUT,
+    )
     # 2. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
-    if need_dx:
-        dx = quantized.grouped_gemm_dgrad(
-            quantized.Operand(
-                dh_rowwise,
-                dh_rowwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=False,
-                layout=LAYOUT,
-            ),
-            fc1_weight_columnwise_copy,
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 3. grouped_gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale,
-    #    split_sizes, fc1_weight_main_grad -> fc1_weight_main_grad
-    if need_dfc1_weight:
-        fc1_weight_main_grad = fc1_weight_main_grad + quantized.grouped_gemm_wgrad(
-            quantized.Operand(
-                dh_columnwise,
-                dh_columnwise_scale,
-                GRAD_OUTPUT,
-                (T, 2 * F),
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=torch.float32,
-        )
-    return dx if need_dx else dy.new_empty(0), fc1_weight_main_grad
+    dx = quantized.grouped_gemm_dgrad(
+        quantized.Operand(
+            dh_rowwise, dh_rowwise_scale, GRAD_OUTPUT, (T, 2 * F), columnwise=False, layout=LAYOUT
+        ),
+        fc1_weight_columnwise_copy,
+        split_sizes,
+        dtype=dy.dtype,
+    )
+    return dx
 
 
 def exact(

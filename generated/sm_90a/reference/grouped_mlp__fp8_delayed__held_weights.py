@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:b7489e40bd158065
+# checksum sha256:f992055df390a501
 """grouped_mlp__fp8_delayed__held_weights in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -464,21 +464,10 @@ def backward_1(
             split_sizes,
             dtype=dy.dtype,
         )
-    # 3. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
-    #    split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 4. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 3. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_da:
         dh, dprobs = _act_backward(da, h, probs)
-    # 5. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 4. quantize: dh, split_sizes, fc1_grad_output_amax_history, fc1_grad_output_scale
     #    -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale, dfc1_bias, dh_row_sums
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
@@ -490,10 +479,10 @@ def backward_1(
             scale=fc1_grad_output_scale,
             layout=LAYOUT,
         )
-    # 5. dfc1_bias
+    # 4. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 5. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
+    # 4. state after it: fc1_grad_output_amax_history, fc1_grad_output_scale
     if need_dh_copies:
         fc1_grad_output_amax_history, fc1_grad_output_scale = quantized.delayed_update(
             fc1_grad_output_amax_history,
@@ -502,7 +491,7 @@ def backward_1(
             GRAD_OUTPUT,
             grouped=True,
         )
-    # 6. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 5. grouped_gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale, split_sizes -> dx
     if need_dx:
         dx = quantized.grouped_gemm_dgrad(
@@ -514,6 +503,17 @@ def backward_1(
                 (E, 2 * F, H),
                 columnwise=True,
                 layout=LAYOUT,
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 6. grouped_gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale,
+    #    split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.grouped_gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
             ),
             split_sizes,
             dtype=dy.dtype,

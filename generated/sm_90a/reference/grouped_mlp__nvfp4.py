@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:3469162f1d08c423
+# checksum sha256:e614b5643046d0e5
 """grouped_mlp__nvfp4 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -210,9 +210,6 @@ def check_backward_1(
     probs: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
-    a_columnwise: Tensor | None,
-    a_columnwise_scale: Tensor | None,
-    saved_amaxes: Tensor | None,
     rng_state: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_1 does not fit."""
@@ -230,15 +227,6 @@ def check_backward_1(
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 3, "[E, H, F]")
-    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
-    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float4_e2m1fn_x2)
-    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 32) // 2]")
-    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e4m3fn)
-    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 16 + E, F]")
-    checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
-    checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
-    checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
     checks.device(CELL, "rng_state", rng_state, "dy", dy)
     checks.dtype(CELL, "rng_state", rng_state, torch.int64)
     checks.rank(CELL, "rng_state", rng_state, 1, "[2]")
@@ -246,36 +234,15 @@ def check_backward_1(
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     checks.size(CELL, "probs", probs, -1, T, "T (tokens)")
     checks.size(CELL, "h", h, -2, T, "T (tokens)")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_groups)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
-    checks.size(
-        CELL,
-        "a_columnwise",
-        a_columnwise,
-        -1,
-        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
-        "align(32 * (T // 32 + E), 32) // 2",
-    )
-    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
-    checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(CELL, "rng_state", rng_state, -1, 2, "2")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
 
 
 def backward_1(
@@ -284,9 +251,6 @@ def backward_1(
     probs: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
-    a_columnwise: steps.IfAsked,
-    a_columnwise_scale: steps.IfAsked,
-    saved_amaxes: steps.IfAsked,
     rng_state: Tensor,
     need_dx: bool,
     need_dfc1_weight: bool,
@@ -294,27 +258,34 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = (
-        dh_rowwise_copy
-    ) = dh_columnwise_copy = steps.ABSENT
-    T = dy.shape[-2]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else a_columnwise.shape[-2]
-        if a_columnwise is not None
-        else a_columnwise_scale.shape[-1]
-        if a_columnwise_scale is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    dprobs = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = dh = dh_rowwise_copy = (
+        dh_columnwise_copy
+    ) = steps.ABSENT
     need_fc2_weight_copies = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     need_dh_copies = need_dx or need_dfc1_weight or need_dfc1_bias
-    a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
-    # 1. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
+    # 1. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
+    #    fc2_weight_columnwise_amax, fc2_weight_partial_amax
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 3. quantize: dy, split_sizes, rng_state -> dy_rowwise, dy_rowwise_scale, dy_rowwise_amax,
     #    dy_columnwise, dy_columnwise_scale, dy_columnwise_amax, dy_partial_amax, dfc2_bias,
     #    dy_row_sums
     dy_rowwise_copy, dy_columnwise_copy = quantized.quantize(
@@ -326,46 +297,23 @@ def backward_1(
         rng_state=rng_state,
         layout=LAYOUT,
     )
-    # 1. dfc2_bias
+    # 3. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 1. state after it: rng_state
+    # 3. state after it: rng_state
     rng_state = quantized.advance(rng_state)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale,
-    #    fc2_weight_columnwise_amax, fc2_weight_partial_amax
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
     # 5. grouped_gemm dgrad: dy_rowwise_decoded, fc2_weight_columnwise_decoded, dy_rowwise_amax,
     #    fc2_weight_columnwise_amax, split_sizes -> da
     if need_fc2_weight_copies:
         da = quantized.grouped_gemm_dgrad(
             dy_rowwise_copy, fc2_weight_columnwise_copy, split_sizes, dtype=dy.dtype
         )
-    # 8. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
-    #    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.grouped_gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise,
-                a_columnwise_scale,
-                INPUT,
-                (T, F),
-                amax=a_columnwise_amax,
-                columnwise=True,
-                layout=LAYOUT,
-            ),
-            split_sizes,
-            dtype=dy.dtype,
-        )
-    # 9. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 6. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_fc2_weight_copies:
         dh, dprobs = _act_backward(da, h, probs)
-    # 10. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
-    #     dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
-    #     dh_row_sums
+    # 7. quantize: dh, split_sizes, rng_state -> dh_rowwise, dh_rowwise_scale, dh_rowwise_amax,
+    #    dh_columnwise, dh_columnwise_scale, dh_columnwise_amax, dh_partial_amax, dfc1_bias,
+    #    dh_row_sums
     if need_dh_copies:
         dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
             dh,
@@ -376,17 +324,23 @@ def backward_1(
             rng_state=rng_state,
             layout=LAYOUT,
         )
-    # 10. dfc1_bias
+    # 7. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 10. state after it: rng_state
+    # 7. state after it: rng_state
     if need_dh_copies:
         rng_state = quantized.advance(rng_state)
     return (
-        dfc2_weight if need_dfc2_weight else dy.new_empty(0),
         dprobs if need_dprobs else dy.new_empty(0, dtype=torch.float32),
         dfc1_bias if need_dfc1_bias else dy.new_empty(0),
         dfc2_bias if need_dfc2_bias else dy.new_empty(0),
+        dy_columnwise_copy.data
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
+        dy_columnwise_copy.scale
+        if need_dfc2_weight
+        else dy.new_empty(0, dtype=torch.float8_e4m3fn),
+        dy_columnwise_copy.amax if need_dfc2_weight else dy.new_empty(0, dtype=torch.float32),
         dh_rowwise_copy.data if need_dx else dy.new_empty(0, dtype=torch.float4_e2m1fn_x2),
         dh_rowwise_copy.scale if need_dx else dy.new_empty(0, dtype=torch.float8_e4m3fn),
         dh_rowwise_copy.amax if need_dx else dy.new_empty(0, dtype=torch.float32),
@@ -486,12 +440,17 @@ def backward_2(
 def check_backward_3(
     dy: Tensor,
     split_sizes: Tensor,
+    a_columnwise: Tensor | None,
+    a_columnwise_scale: Tensor | None,
     saved_amaxes: Tensor | None,
     x_columnwise: Tensor | None,
     x_columnwise_scale: Tensor | None,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+    dh_columnwise_amax: Tensor | None,
+    dy_columnwise: Tensor | None,
+    dy_columnwise_scale: Tensor | None,
+    dy_columnwise_amax: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -499,6 +458,12 @@ def check_backward_3(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a_columnwise", a_columnwise, "dy", dy)
+    checks.dtype(CELL, "a_columnwise", a_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "a_columnwise", a_columnwise, 2, "[F, align(32 * (T // 32 + E), 32) // 2]")
+    checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[T // 16 + E, F]")
     checks.device(CELL, "saved_amaxes", saved_amaxes, "dy", dy)
     checks.dtype(CELL, "saved_amaxes", saved_amaxes, torch.float32)
     checks.rank(CELL, "saved_amaxes", saved_amaxes, 2, "[2, E]")
@@ -519,10 +484,38 @@ def check_backward_3(
     checks.device(CELL, "dh_columnwise_amax", dh_columnwise_amax, "dy", dy)
     checks.dtype(CELL, "dh_columnwise_amax", dh_columnwise_amax, torch.float32)
     checks.rank(CELL, "dh_columnwise_amax", dh_columnwise_amax, 1, "[E]")
+    checks.device(CELL, "dy_columnwise", dy_columnwise, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise", dy_columnwise, torch.float4_e2m1fn_x2)
+    checks.rank(CELL, "dy_columnwise", dy_columnwise, 2, "[H, align(32 * (T // 32 + E), 32) // 2]")
+    checks.device(CELL, "dy_columnwise_scale", dy_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_scale", dy_columnwise_scale, torch.float8_e4m3fn)
+    checks.rank(CELL, "dy_columnwise_scale", dy_columnwise_scale, 2, "[T // 16 + E, H]")
+    checks.device(CELL, "dy_columnwise_amax", dy_columnwise_amax, "dy", dy)
+    checks.dtype(CELL, "dy_columnwise_amax", dy_columnwise_amax, torch.float32)
+    checks.rank(CELL, "dy_columnwise_amax", dy_columnwise_amax, 1, "[E]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    checks.size(
+        CELL,
+        "a_columnwise",
+        a_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
+        "align(32 * (T // 32 + E), 32) // 2",
+    )
+    checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -2, 2, "2")
     checks.size(CELL, "saved_amaxes", saved_amaxes, -1, E, "E (num_groups)")
     checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
@@ -548,51 +541,107 @@ def check_backward_3(
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
     checks.size(CELL, "dh_columnwise_scale", dh_columnwise_scale, -1, 2 * F, "2 * F")
     checks.size(CELL, "dh_columnwise_amax", dh_columnwise_amax, -1, E, "E (num_groups)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.size(CELL, "dy_columnwise", dy_columnwise, -2, H, "H (hidden)")
+    checks.size(
+        CELL,
+        "dy_columnwise",
+        dy_columnwise,
+        -1,
+        -(-(32 * (T // 32 + E)) // 32) * 32 // 2,
+        "align(32 * (T // 32 + E), 32) // 2",
+    )
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -2, T // 16 + E, "T // 16 + E")
+    checks.size(CELL, "dy_columnwise_scale", dy_columnwise_scale, -1, H, "H (hidden)")
+    checks.size(CELL, "dy_columnwise_amax", dy_columnwise_amax, -1, E, "E (num_groups)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
 
 def backward_3(
     dy: Tensor,
     split_sizes: Tensor,
+    a_columnwise: steps.IfAsked,
+    a_columnwise_scale: steps.IfAsked,
     saved_amaxes: steps.IfAsked,
     x_columnwise: steps.IfAsked,
     x_columnwise_scale: steps.IfAsked,
-    dh_columnwise: Tensor,
-    dh_columnwise_scale: Tensor,
-    dh_columnwise_amax: Tensor,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    dh_columnwise_amax: steps.IfAsked,
+    dy_columnwise: steps.IfAsked,
+    dy_columnwise_scale: steps.IfAsked,
+    dy_columnwise_amax: steps.IfAsked,
     need_dfc1_weight: bool,
-) -> Tensor:
+    need_dfc2_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
     """The backward_3 program, step by step."""
+    dfc1_weight = dfc2_weight = steps.ABSENT
     T = dy.shape[-2]
     H = dy.shape[-1]
-    F = dh_columnwise.shape[-2] // 2
+    F = (
+        a_columnwise.shape[-2]
+        if a_columnwise is not None
+        else a_columnwise_scale.shape[-1]
+        if a_columnwise_scale is not None
+        else dh_columnwise.shape[-2] // 2
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1] // 2
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    a_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[0]
     x_columnwise_amax = steps.ABSENT if saved_amaxes is None else saved_amaxes[1]
     # 3. grouped_gemm wgrad: dh_columnwise_decoded, x_columnwise_decoded, dh_columnwise_amax,
     #    x_columnwise_amax, dh_padded_sizes -> dfc1_weight
-    dfc1_weight = quantized.grouped_gemm_wgrad(
-        quantized.Operand(
-            dh_columnwise,
-            dh_columnwise_scale,
-            GRAD_OUTPUT,
-            (T, 2 * F),
-            amax=dh_columnwise_amax,
-            columnwise=True,
-            layout=LAYOUT,
-        ),
-        quantized.Operand(
-            x_columnwise,
-            x_columnwise_scale,
-            INPUT,
-            (T, H),
-            amax=x_columnwise_amax,
-            columnwise=True,
-            layout=LAYOUT,
-        ),
-        split_sizes,
-        dtype=dy.dtype,
-    )
-    return dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = quantized.grouped_gemm_wgrad(
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, 2 * F),
+                amax=dh_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                x_columnwise,
+                x_columnwise_scale,
+                INPUT,
+                (T, H),
+                amax=x_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    # 6. grouped_gemm wgrad: dy_columnwise_decoded, a_columnwise_decoded, dy_columnwise_amax,
+    #    a_columnwise_amax, dy_padded_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.grouped_gemm_wgrad(
+            quantized.Operand(
+                dy_columnwise,
+                dy_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, H),
+                amax=dy_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            quantized.Operand(
+                a_columnwise,
+                a_columnwise_scale,
+                INPUT,
+                (T, F),
+                amax=a_columnwise_amax,
+                columnwise=True,
+                layout=LAYOUT,
+            ),
+            split_sizes,
+            dtype=dy.dtype,
+        )
+    return dfc1_weight, dfc2_weight
 
 
 def exact(

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ce89c03f50c294b9
+# checksum sha256:d7a493eea5a261ce
 """linear_activation__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -219,18 +219,7 @@ def backward(
     # 2. dfc_bias
     if need_dfc_bias:
         dfc_bias = steps.column_sum(dfc_y)
-    # 3. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
-    if need_dx:
-        _, fc_weight_columnwise_copy = quantized.quantize(
-            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
-    #    fc_weight_columnwise_scale -> dx
-    if need_dx:
-        dx = steps.with_leading(
-            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc_weight
     if need_dfc_weight:
         dfc_weight = quantized.gemm_wgrad(
@@ -239,6 +228,17 @@ def backward(
                 x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 4. quantize: fc_weight -> fc_weight_columnwise, fc_weight_columnwise_scale
+    if need_dx:
+        _, fc_weight_columnwise_copy = quantized.quantize(
+            fc_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 5. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    #    fc_weight_columnwise_scale -> dx
+    if need_dx:
+        dx = steps.with_leading(
+            quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dx, dfc_weight, dfc_bias if need_dfc_bias else None
 

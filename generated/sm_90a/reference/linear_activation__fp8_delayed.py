@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2805bf4650bd66e8
+# checksum sha256:b229e334df446cb1
 """linear_activation__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -292,7 +292,17 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+    # 3. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
+    #    -> dfc_weight
+    if need_dfc_weight:
+        dfc_weight = quantized.gemm_wgrad(
+            dfc_y_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 4. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
     #    fc_weight_columnwise_scale
     if need_dx:
         _, fc_weight_columnwise_copy = quantized.quantize(
@@ -303,21 +313,11 @@ def backward(
             scale=fc_weight_scale_used,
             layout=LAYOUT,
         )
-    # 4. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
+    # 5. gemm dgrad: dfc_y_rowwise, dfc_y_rowwise_scale, fc_weight_columnwise,
     #    fc_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
             quantized.gemm_dgrad(dfc_y_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 5. gemm wgrad: dfc_y_columnwise, dfc_y_columnwise_scale, x_columnwise, x_columnwise_scale
-    #    -> dfc_weight
-    if need_dfc_weight:
-        dfc_weight = quantized.gemm_wgrad(
-            dfc_y_columnwise_copy,
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return (
         dx if need_dx else dy.new_empty(0),

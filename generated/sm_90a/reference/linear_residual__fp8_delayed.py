@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:0b2706da120033ec
+# checksum sha256:ac0d1d2282caa647
 """linear_residual__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -275,7 +275,17 @@ def backward(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
+    #    -> dfc_weight
+    if need_dfc_weight:
+        dfc_weight = quantized.gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 3. quantize: fc_weight, fc_weight_scale_used -> fc_weight_columnwise,
     #    fc_weight_columnwise_scale
     if need_dx:
         _, fc_weight_columnwise_copy = quantized.quantize(
@@ -286,21 +296,11 @@ def backward(
             scale=fc_weight_scale_used,
             layout=LAYOUT,
         )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc_weight_columnwise, fc_weight_columnwise_scale
     #    -> dx
     if need_dx:
         dx = steps.with_leading(
             quantized.gemm_dgrad(dy_rowwise_copy, fc_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, x_columnwise, x_columnwise_scale
-    #    -> dfc_weight
-    if need_dfc_weight:
-        dfc_weight = quantized.gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                x_columnwise, x_columnwise_scale, INPUT, (T, K), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return (
         dx if need_dx else dy.new_empty(0),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/reference/cell.py.j2
-# checksum sha256:6580698f2193177c
+# checksum sha256:283569a743494aaa
 """mlp__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -174,25 +174,15 @@ def forward(
     )
 
 
-def check_backward(
+def check_backward_1(
     dy: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
     fc2_weight: Tensor | None,
     a_columnwise: Tensor | None,
     a_columnwise_scale: Tensor | None,
-    x_columnwise: Tensor | None,
-    x_columnwise_scale: Tensor | None,
 ) -> None:
-    """Raise RuntimeError where an argument of backward does not fit."""
+    """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[F, H]")
-    checks.device(CELL, "h", h, "dy", dy)
-    checks.same_dtype(CELL, "h", h, "dy", dy)
-    checks.rank(CELL, "h", h, 1, "[T..., F]", exact=False)
     checks.device(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.same_dtype(CELL, "fc2_weight", fc2_weight, "dy", dy)
     checks.rank(CELL, "fc2_weight", fc2_weight, 2, "[H, F]")
@@ -202,20 +192,10 @@ def check_backward(
     checks.device(CELL, "a_columnwise_scale", a_columnwise_scale, "dy", dy)
     checks.dtype(CELL, "a_columnwise_scale", a_columnwise_scale, torch.float32)
     checks.rank(CELL, "a_columnwise_scale", a_columnwise_scale, 2, "[ceildiv(T, 128), F]")
-    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
-    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
-    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(T, 16)]")
-    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
-    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
-    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), H]")
     T = math.prod(dy.shape[:-1])
     H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else fc2_weight.shape[-1]
+        fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
@@ -223,46 +203,29 @@ def check_backward(
         if a_columnwise_scale is not None
         else 0
     )
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
-    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
     checks.size(CELL, "fc2_weight", fc2_weight, -2, H, "H (hidden)")
     checks.size(CELL, "a_columnwise", a_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
     checks.size(CELL, "a_columnwise_scale", a_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
-    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
-    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
 
-def backward(
+def backward_1(
     dy: Tensor,
-    fc1_weight: steps.IfAsked,
-    h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     a_columnwise: steps.IfAsked,
     a_columnwise_scale: steps.IfAsked,
-    x_columnwise: steps.IfAsked,
-    x_columnwise_scale: steps.IfAsked,
     need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc2_weight: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward program, step by step."""
-    dx = dfc1_weight = dfc2_weight = dfc1_bias = dfc2_bias = _ = fc2_weight_columnwise_copy = da = (
-        dh
-    ) = dh_rowwise_copy = dh_columnwise_copy = fc1_weight_columnwise_copy = steps.ABSENT
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_1 program, step by step."""
+    dfc2_weight = dfc2_bias = da = _ = fc2_weight_columnwise_copy = steps.ABSENT
     T = math.prod(dy.shape[:-1])
-    H = dy.shape[-1]
     F = (
-        fc1_weight.shape[-2]
-        if fc1_weight is not None
-        else h.shape[-1]
-        if h is not None
-        else fc2_weight.shape[-1]
+        fc2_weight.shape[-1]
         if fc2_weight is not None
         else a_columnwise.shape[-2]
         if a_columnwise is not None
@@ -283,18 +246,7 @@ def backward(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -304,47 +256,204 @@ def backward(
             ),
             dtype=dy.dtype,
         )
-    # 5. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
-    #    3))))
+    # 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
-        dh = _act_backward(da, h)
-    # 6. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
-    #    dfc1_bias, dh_row_sums
-    if need_fc2_weight_copies:
-        dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
-            steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 6. dfc1_bias
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
+        )
+    return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
+
+
+def check_backward_2(
+    dy: Tensor,
+    h: Tensor | None,
+    da: Tensor,
+) -> None:
+    """Raise RuntimeError where an argument of backward_2 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "h", h, "dy", dy)
+    checks.same_dtype(CELL, "h", h, "dy", dy)
+    checks.rank(CELL, "h", h, 1, "[T..., F]", exact=False)
+    checks.device(CELL, "da", da, "dy", dy)
+    checks.same_dtype(CELL, "da", da, "dy", dy)
+    checks.rank(CELL, "da", da, 1, "[T..., F]", exact=False)
+    T = math.prod(dy.shape[:-1])
+    F = da.shape[-1]
+    checks.leading(CELL, "h", h, 1, T, "T (tokens)")
+    checks.size(CELL, "h", h, -1, F, "F (intermediate)")
+    checks.leading(CELL, "da", da, 1, T, "T (tokens)")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_2(
+    dy: Tensor,
+    h: steps.IfAsked,
+    da: Tensor,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+    need_dfc1_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dfc1_bias = steps.ABSENT
+    # 1. pointwise_grad: da, h -> dh  (y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x **
+    #    3))))
+    dh = _act_backward(da, h)
+    # 2. quantize: dh -> dh_rowwise, dh_rowwise_scale, dh_columnwise, dh_columnwise_scale,
+    #    dfc1_bias, dh_row_sums
+    dh_rowwise_copy, dh_columnwise_copy = quantized.quantize(
+        steps.rows(dh), GRAD_OUTPUT, rowwise=need_dx, columnwise=need_dfc1_weight, layout=LAYOUT
+    )
+    # 2. dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.column_sum(dh)
-    # 7. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
+    return (
+        dfc1_bias if need_dfc1_bias else None,
+        dh_rowwise_copy.data if need_dx else None,
+        quantized.token_major(dh_rowwise_copy.scale, None, align=LAYOUT.align) if need_dx else None,
+        dh_columnwise_copy.data if need_dfc1_weight else None,
+        dh_columnwise_copy.scale if need_dfc1_weight else None,
+    )
+
+
+def check_backward_3(
+    dy: Tensor,
+    fc1_weight: Tensor | None,
+    x_columnwise: Tensor | None,
+    x_columnwise_scale: Tensor | None,
+    dh_rowwise: Tensor | None,
+    dh_rowwise_scale: Tensor | None,
+    dh_columnwise: Tensor | None,
+    dh_columnwise_scale: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 1, "[T..., H]", exact=False)
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 2, "[F, H]")
+    checks.device(CELL, "x_columnwise", x_columnwise, "dy", dy)
+    checks.dtype(CELL, "x_columnwise", x_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "x_columnwise", x_columnwise, 2, "[H, align(T, 16)]")
+    checks.device(CELL, "x_columnwise_scale", x_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "x_columnwise_scale", x_columnwise_scale, torch.float32)
+    checks.rank(CELL, "x_columnwise_scale", x_columnwise_scale, 2, "[ceildiv(T, 128), H]")
+    checks.device(CELL, "dh_rowwise", dh_rowwise, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise", dh_rowwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_rowwise", dh_rowwise, 2, "[T, align(F, 16)]")
+    checks.device(CELL, "dh_rowwise_scale", dh_rowwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_rowwise_scale", dh_rowwise_scale, torch.float32)
+    checks.rank(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, 2, "[ceildiv(F, 128), 32 * (T // 32 + 1)]"
+    )
+    checks.device(CELL, "dh_columnwise", dh_columnwise, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise", dh_columnwise, torch.float8_e4m3fn)
+    checks.rank(CELL, "dh_columnwise", dh_columnwise, 2, "[F, align(T, 16)]")
+    checks.device(CELL, "dh_columnwise_scale", dh_columnwise_scale, "dy", dy)
+    checks.dtype(CELL, "dh_columnwise_scale", dh_columnwise_scale, torch.float32)
+    checks.rank(CELL, "dh_columnwise_scale", dh_columnwise_scale, 2, "[ceildiv(T, 128), F]")
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -2, H, "H (hidden)")
+    checks.size(CELL, "x_columnwise", x_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)")
+    checks.size(CELL, "x_columnwise_scale", x_columnwise_scale, -1, H, "H (hidden)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -2, T, "T (tokens)")
+    checks.size(CELL, "dh_rowwise", dh_rowwise, -1, -(-F // 16) * 16, "align(F, 16)")
+    checks.size(CELL, "dh_rowwise_scale", dh_rowwise_scale, -2, -(-F // 128), "ceildiv(F, 128)")
+    checks.size(
+        CELL, "dh_rowwise_scale", dh_rowwise_scale, -1, 32 * (T // 32 + 1), "32 * (T // 32 + 1)"
+    )
+    checks.size(CELL, "dh_columnwise", dh_columnwise, -1, -(-T // 16) * 16, "align(T, 16)")
+    checks.size(
+        CELL, "dh_columnwise_scale", dh_columnwise_scale, -2, -(-T // 128), "ceildiv(T, 128)"
+    )
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    fc1_weight: steps.IfAsked,
+    x_columnwise: steps.IfAsked,
+    x_columnwise_scale: steps.IfAsked,
+    dh_rowwise: steps.IfAsked,
+    dh_rowwise_scale: steps.IfAsked,
+    dh_columnwise: steps.IfAsked,
+    dh_columnwise_scale: steps.IfAsked,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dx = dfc1_weight = _ = fc1_weight_columnwise_copy = steps.ABSENT
+    T = math.prod(dy.shape[:-1])
+    H = dy.shape[-1]
+    F = (
+        fc1_weight.shape[-2]
+        if fc1_weight is not None
+        else dh_columnwise.shape[-2]
+        if dh_columnwise is not None
+        else dh_columnwise_scale.shape[-1]
+        if dh_columnwise_scale is not None
+        else 0
+    )
+    # 1. quantize: fc1_weight -> fc1_weight_columnwise, fc1_weight_columnwise_scale
     if need_dx:
         _, fc1_weight_columnwise_copy = quantized.quantize(
             fc1_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
         )
-    # 8. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
+    # 2. gemm dgrad: dh_rowwise, dh_rowwise_scale, fc1_weight_columnwise,
     #    fc1_weight_columnwise_scale -> dx
     if need_dx:
         dx = steps.with_leading(
-            quantized.gemm_dgrad(dh_rowwise_copy, fc1_weight_columnwise_copy, dtype=dy.dtype), dy
+            quantized.gemm_dgrad(
+                quantized.Operand(
+                    dh_rowwise,
+                    quantized.row_major(dh_rowwise_scale, T, None, align=LAYOUT.align),
+                    GRAD_OUTPUT,
+                    (T, F),
+                    columnwise=False,
+                    layout=LAYOUT,
+                ),
+                fc1_weight_columnwise_copy,
+                dtype=dy.dtype,
+            ),
+            dy,
         )
-    # 9. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
+    # 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, x_columnwise, x_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
-            dh_columnwise_copy,
+            quantized.Operand(
+                dh_columnwise,
+                dh_columnwise_scale,
+                GRAD_OUTPUT,
+                (T, F),
+                columnwise=True,
+                layout=LAYOUT,
+            ),
             quantized.Operand(
                 x_columnwise, x_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
         )
-    return (
-        dx,
-        dfc1_weight,
-        dfc2_weight,
-        dfc1_bias if need_dfc1_bias else None,
-        dfc2_bias if need_dfc2_bias else None,
-    )
+    return dx, dfc1_weight
 
 
 def exact(

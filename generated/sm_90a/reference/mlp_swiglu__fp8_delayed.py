@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/reference/cell.py.j2
-# checksum sha256:10a14ab6c9d76bd6
+# checksum sha256:5fc1e726261f3acb
 """mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -362,7 +362,17 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    #    -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -373,21 +383,11 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale -> da
     if need_fc2_weight_copies:
         da = steps.with_leading(
             quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-    #    -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return (
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),

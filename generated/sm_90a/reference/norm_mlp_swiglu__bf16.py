@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:fd0f2ef25a44b4f0
+# checksum sha256:e1e9145d7011efb8
 """norm_mlp_swiglu__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -288,17 +288,17 @@ def backward_3(
     # 1. gemm dgrad: dh, fc1_weight -> dn
     if need_dn:
         dn = steps.gemm_dgrad(dh, fc1_weight)
-    # 2. gemm wgrad: dh, n -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.gemm_wgrad(dh, n)
-    # 3. column_sum: dh -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.column_sum(dh)
-    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+    # 2. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
     if need_dn:
         dx, dnorm_weight = norms.norm_grad_rms(
             x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
         )
+    # 3. gemm wgrad: dh, n -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.gemm_wgrad(dh, n)
+    # 4. column_sum: dh -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.column_sum(dh)
     return (
         dx if need_dx else None,
         dnorm_weight if need_dnorm_weight else None,

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:2c7b551816422e12
+# checksum sha256:12ca21548c9be1f4
 """norm_mlp_swiglu__fp8_block in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -277,18 +277,7 @@ def backward_1(
     # 1. dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.column_sum(dy)
-    # 2. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
-    if need_fc2_weight_copies:
-        _, fc2_weight_columnwise_copy = quantized.quantize(
-            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
-        )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
-    #    fc2_weight_columnwise_scale -> da
-    if need_fc2_weight_copies:
-        da = steps.with_leading(
-            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
     #    -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = quantized.gemm_wgrad(
@@ -297,6 +286,17 @@ def backward_1(
                 a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
+        )
+    # 3. quantize: fc2_weight -> fc2_weight_columnwise, fc2_weight_columnwise_scale
+    if need_fc2_weight_copies:
+        _, fc2_weight_columnwise_copy = quantized.quantize(
+            fc2_weight, WEIGHT, rowwise=False, columnwise=True, layout=LAYOUT
+        )
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    #    fc2_weight_columnwise_scale -> da
+    if need_fc2_weight_copies:
+        da = steps.with_leading(
+            quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
         )
     return dfc2_weight, dfc2_bias if need_dfc2_bias else None, da
 
@@ -502,7 +502,12 @@ def backward_3(
             ),
             dy,
         )
-    # 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+    # 3. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+    if need_fc1_weight_copies:
+        dx, dnorm_weight = norms.norm_grad_rms(
+            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
+        )
+    # 4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
@@ -518,11 +523,6 @@ def backward_3(
                 n_columnwise, n_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
-        )
-    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-    if need_fc1_weight_copies:
-        dx, dnorm_weight = norms.norm_grad_rms(
-            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
         )
     return dx if need_dx else None, dnorm_weight if need_dnorm_weight else None, dfc1_weight
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:660dcf9865bdeb14
+# checksum sha256:d3b446644395b919
 """norm_mlp_swiglu__fp8_delayed in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -398,7 +398,17 @@ def backward_1(
         GRAD_OUTPUT,
         grouped=False,
     )
-    # 2. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
+    # 2. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
+    #    -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = quantized.gemm_wgrad(
+            dy_columnwise_copy,
+            quantized.Operand(
+                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
+            ),
+            dtype=dy.dtype,
+        )
+    # 3. quantize: fc2_weight, fc2_weight_scale_used -> fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale
     if need_fc2_weight_copies:
         _, fc2_weight_columnwise_copy = quantized.quantize(
@@ -409,21 +419,11 @@ def backward_1(
             scale=fc2_weight_scale_used,
             layout=LAYOUT,
         )
-    # 3. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
+    # 4. gemm dgrad: dy_rowwise, dy_rowwise_scale, fc2_weight_columnwise,
     #    fc2_weight_columnwise_scale -> da
     if need_fc2_weight_copies:
         da = steps.with_leading(
             quantized.gemm_dgrad(dy_rowwise_copy, fc2_weight_columnwise_copy, dtype=dy.dtype), dy
-        )
-    # 4. gemm wgrad: dy_columnwise, dy_columnwise_scale, a_columnwise, a_columnwise_scale
-    #    -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = quantized.gemm_wgrad(
-            dy_columnwise_copy,
-            quantized.Operand(
-                a_columnwise, a_columnwise_scale, INPUT, (T, F), columnwise=True, layout=LAYOUT
-            ),
-            dtype=dy.dtype,
         )
     return (
         dfc2_weight if need_dfc2_weight else dy.new_empty(0),
@@ -661,7 +661,12 @@ def backward_3(
             ),
             dy,
         )
-    # 3. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
+    # 3. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
+    if need_fc1_weight_copies:
+        dx, dnorm_weight = norms.norm_grad_rms(
+            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
+        )
+    # 4. gemm wgrad: dh_columnwise, dh_columnwise_scale, n_columnwise, n_columnwise_scale
     #    -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = quantized.gemm_wgrad(
@@ -677,11 +682,6 @@ def backward_3(
                 n_columnwise, n_columnwise_scale, INPUT, (T, H), columnwise=True, layout=LAYOUT
             ),
             dtype=dy.dtype,
-        )
-    # 4. norm_grad rms: x, dn, norm_rstd, norm_weight, dy -> dx, dnorm_weight, dx_partials
-    if need_fc1_weight_copies:
-        dx, dnorm_weight = norms.norm_grad_rms(
-            x, grad=dn, rstd=norm_rstd, weight=norm_weight, add=dy, zero_centered_gamma=False
         )
     return dx if need_dx else None, dnorm_weight if need_dnorm_weight else None, dfc1_weight
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:b714ab9e3257d31a
+# checksum sha256:649f8f8e872d0990
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -133,6 +133,7 @@ def forward(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[
     Tensor,
@@ -183,6 +184,7 @@ def forward(
         least_sum=router_least_sum,
         aux_coefficient=router_aux_coefficient,
         z_coefficient=router_z_coefficient,
+        sequences=router_sequences,
         top_k=8,
         groups=1,
         kept_groups=1,
@@ -283,24 +285,25 @@ def backward_1(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = dh = drow_probs = da = a = steps.ABSENT
+    dfc2_weight = dfc2_bias = dh = drow_probs = a = da = steps.ABSENT
     need_da = (
         need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
     )
     # 1. gather_rows: dy, row_slot, slot_row -> dexperts
     dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-    if need_da:
-        da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
-    # 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
     if need_dfc2_weight:
         a = _act_forward(h, row_probs)
-    # 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+    # 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
     if need_dfc2_weight:
         dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
+    # 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+    if need_da:
+        da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
     # 5. group_sum: dexperts, split_sizes -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dexperts, split_sizes)
@@ -330,8 +333,8 @@ def check_backward_2(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor | None,
     drow_probs: Tensor | None,
+    dh: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -372,12 +375,12 @@ def check_backward_2(
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "dh", dh, "dy", dy)
-    checks.same_dtype(CELL, "dh", dh, "dy", dy)
-    checks.rank(CELL, "dh", dh, 2, "[8 * T, 2 * F]")
     checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
     checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
     checks.rank(CELL, "drow_probs", drow_probs, 1, "[8 * T]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 2, "[8 * T, 2 * F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -404,11 +407,11 @@ def check_backward_2(
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "drow_probs", drow_probs, -1, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -2, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-    checks.size(CELL, "drow_probs", drow_probs, -1, 8 * T, "8 * T")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
     checks.multiple(CELL, "E (num_experts)", E, 8, "sm_90a")
 
 
@@ -426,8 +429,8 @@ def backward_2(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: steps.IfAsked,
-    dh: steps.IfAsked,
     drow_probs: steps.IfAsked,
+    dh: steps.IfAsked,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -438,32 +441,18 @@ def backward_2(
     router_scale: float,
     router_aux_coefficient: float,
     router_z_coefficient: float,
+    router_sequences: int,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = drows = rows = dx_partial_1 = (
-        dprobs
-    ) = router_rounded_dlogits = dx_partial_2 = steps.ABSENT
+    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = (
+        router_rounded_dlogits
+    ) = rows = drows = dx_partial_1 = dx_partial_2 = steps.ABSENT
     need_dprobs = need_dx or need_drouter_weight or need_drouter_bias
-    # 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 2. gather_rows: x, row_slot, slot_row -> rows
-    if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
-    # 4. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 5. combine_rows: drows, slot_row -> dx_partial_1
-    if need_dx:
-        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
-    # 6. take: drow_probs, slot_row -> dprobs
+    # 1. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
         dprobs = routing.take(drow_probs, index=slot_row)
-    # 7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+    # 2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
     #    -> router_rounded_dlogits
     if need_dprobs:
         router_rounded_dlogits = router.backward(
@@ -482,7 +471,23 @@ def backward_2(
             least_sum=router_least_sum,
             aux_coefficient=router_aux_coefficient,
             z_coefficient=router_z_coefficient,
+            sequences=router_sequences,
         )
+    # 3. gather_rows: x, row_slot, slot_row -> rows
+    if need_dfc1_weight:
+        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
+    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 6. group_sum: dh, split_sizes -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 7. combine_rows: drows, slot_row -> dx_partial_1
+    if need_dx:
+        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
     # 8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
     if need_dx:
         dx_partial_2 = steps.gemm_dgrad(router_rounded_dlogits, router_weight)

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:c315ed7f02baa87a
+# checksum sha256:74e3985fe97faa37
 """grouped_mlp__fp8_block__add_to_main_grad on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -53,40 +53,37 @@ OPS = (
     Op(
         name="grouped_mlp__fp8_block__add_to_main_grad_backward_2",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor da, int flags, "
-            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? x_columnwise, "
+            "Tensor? x_columnwise_scale, Tensor da, Tensor(a!)? fc1_weight_main_grad, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "split_sizes", "probs", "h", "da"),
+        tensors=(
+            "dy",
+            "split_sizes",
+            "probs",
+            "h",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "da",
+            "fc1_weight_main_grad",
+        ),
         flags=4,
-        mutated=0,
-        saved=(3,),
-        asked=(4, 8, 1, 1, 2, 2),
+        mutated=1,
+        saved=(3, 4, 5),
+        asked=(4, 8, 1, 1),
         ways=(),
     ),
     Op(
         name="grouped_mlp__fp8_block__add_to_main_grad_backward_3",
         schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor? x_columnwise, "
-            "Tensor? x_columnwise_scale, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
-            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, Tensor(a!)? fc1_weight_main_grad, "
-            "int flags, int ways) -> Tensor"
+            "(Tensor dy, Tensor split_sizes, Tensor? fc1_weight, Tensor dh_rowwise, "
+            "Tensor dh_rowwise_scale, int flags, int ways) -> Tensor"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "fc1_weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "dh_rowwise",
-            "dh_rowwise_scale",
-            "dh_columnwise",
-            "dh_columnwise_scale",
-            "fc1_weight_main_grad",
-        ),
-        flags=2,
-        mutated=1,
-        saved=(3, 4),
-        asked=(1,),
+        tensors=("dy", "split_sizes", "fc1_weight", "dh_rowwise", "dh_rowwise_scale"),
+        flags=1,
+        mutated=0,
+        saved=(),
+        asked=(0,),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/sharding/cell.py.j2
-# checksum sha256:ee36cd0c5d236c29
+# checksum sha256:9a242206a8f76643
 """mlp__fp8_block on DTensors: the ways in which its ops may be split over ranks.
 
 Dimensions: T, F, H; no block with a scale of its own is cut.
@@ -47,44 +47,90 @@ OPS = (
         ),
     ),
     Op(
-        name="mlp__fp8_block_backward",
+        name="mlp__fp8_block_backward_1",
         schema=(
-            "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "fc2_weight", "a_columnwise", "a_columnwise_scale"),
+        flags=5,
+        mutated=0,
+        saved=(2, 3),
+        asked=(4, 16, 11),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, WHOLE, 1, 0),
+                results=(PARTIAL, PARTIAL, 0),
+                sizes=((0, 0, -1, 128),),
+            ),
+            # F, in multiples of 128
+            Way(
+                arguments=(WHOLE, 1, 0, 1),
+                results=(1, WHOLE, -1),
+                sizes=((1, 1, 2, 128), (2, 0, 1, 128), (3, 1, 2, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="mlp__fp8_block_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, int flags, int ways) -> (Tensor, Tensor, Tensor, "
+            "Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da"),
+        flags=3,
+        mutated=0,
+        saved=(1,),
+        asked=(4, 1, 1, 2, 2),
+        ways=(
+            # T, in multiples of 128
+            Way(
+                arguments=(0, 0, 0),
+                results=(PARTIAL, 0, 1, 1, 0),
+                sizes=((0, 0, -1, 128), (1, 0, -1, 128), (2, 0, -1, 128)),
+            ),
+            # F, in multiples of 128
+            Way(
+                arguments=(WHOLE, -1, -1),
+                results=(0, 1, 0, 0, 1),
+                sizes=((1, -1, None, 128), (2, -1, None, 128)),
+            ),
+        ),
+    ),
+    Op(
+        name="mlp__fp8_block_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor? dh_rowwise, Tensor? dh_rowwise_scale, Tensor? dh_columnwise, "
+            "Tensor? dh_columnwise_scale, int flags, int ways) -> (Tensor, Tensor)"
         ),
         tensors=(
             "dy",
             "fc1_weight",
-            "h",
-            "fc2_weight",
-            "a_columnwise",
-            "a_columnwise_scale",
             "x_columnwise",
             "x_columnwise_scale",
+            "dh_rowwise",
+            "dh_rowwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
         ),
-        flags=5,
+        flags=2,
         mutated=0,
-        saved=(2, 4, 5, 6, 7),
-        asked=(1, 2, 4, 8, 16),
+        saved=(2, 3),
+        asked=(1, 2),
         ways=(
             # T, in multiples of 128
             Way(
-                arguments=(0, WHOLE, 0, WHOLE, 1, 0, 1, 0),
-                results=(0, PARTIAL, PARTIAL, PARTIAL, PARTIAL),
-                sizes=((0, 0, -1, 128), (2, 0, -1, 128)),
+                arguments=(0, WHOLE, 1, 0, 0, 1, 1, 0),
+                results=(0, PARTIAL),
+                sizes=((0, 0, -1, 128), (4, 0, 1, 128)),
             ),
             # F, in multiples of 128
             Way(
-                arguments=(WHOLE, 0, -1, 1, 0, 1, WHOLE, WHOLE),
-                results=(PARTIAL, 0, 1, 0, WHOLE),
-                sizes=(
-                    (1, 0, 1, 128),
-                    (2, -1, None, 128),
-                    (3, 1, 2, 128),
-                    (4, 0, 1, 128),
-                    (5, 1, 2, 128),
-                ),
+                arguments=(WHOLE, 0, WHOLE, WHOLE, 1, 0, 0, 1),
+                results=(PARTIAL, 0),
+                sizes=((1, 0, 1, 128), (6, 0, 1, 128), (7, 1, 2, 128)),
             ),
         ),
     ),

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/sharding/cell.py.j2
-# checksum sha256:5cc47e439f3da260
+# checksum sha256:1db17d173ea2e8c8
 """mlp__fp8_delayed on DTensors: the ways in which its ops may be split over ranks.
 
 None: scales span whole tensors, or state is kept between calls.
@@ -28,31 +28,62 @@ OPS = (
         ways=(),
     ),
     Op(
-        name="mlp__fp8_delayed_backward",
+        name="mlp__fp8_delayed_backward_1",
         schema=(
-            "(Tensor dy, Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, Tensor? a_columnwise, "
-            "Tensor? a_columnwise_scale, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
-            "Tensor? fc1_weight_scale_used, Tensor? fc2_weight_scale_used, "
-            "Tensor(a!) backward_state, int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "(Tensor dy, Tensor? fc2_weight, Tensor? a_columnwise, Tensor? a_columnwise_scale, "
+            "Tensor? fc2_weight_scale_used, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
-            "fc1_weight",
-            "h",
             "fc2_weight",
             "a_columnwise",
             "a_columnwise_scale",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "fc1_weight_scale_used",
             "fc2_weight_scale_used",
             "backward_state",
         ),
         flags=5,
         mutated=1,
-        saved=(2, 4, 5, 6, 7, 8, 9),
-        asked=(1, 2, 4, 8, 16),
+        saved=(2, 3, 4),
+        asked=(4, 16, 11),
+        ways=(),
+    ),
+    Op(
+        name="mlp__fp8_delayed_backward_2",
+        schema=(
+            "(Tensor dy, Tensor? h, Tensor da, Tensor(a!) backward_state, int flags, "
+            "int ways) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        ),
+        tensors=("dy", "h", "da", "backward_state"),
+        flags=3,
+        mutated=1,
+        saved=(1,),
+        asked=(4, 1, 1, 2, 2),
+        ways=(),
+    ),
+    Op(
+        name="mlp__fp8_delayed_backward_3",
+        schema=(
+            "(Tensor dy, Tensor? fc1_weight, Tensor? x_columnwise, Tensor? x_columnwise_scale, "
+            "Tensor? fc1_weight_scale_used, Tensor? dh_rowwise, Tensor? dh_rowwise_scale, "
+            "Tensor? dh_columnwise, Tensor? dh_columnwise_scale, int flags, int ways) -> (Tensor, "
+            "Tensor)"
+        ),
+        tensors=(
+            "dy",
+            "fc1_weight",
+            "x_columnwise",
+            "x_columnwise_scale",
+            "fc1_weight_scale_used",
+            "dh_rowwise",
+            "dh_rowwise_scale",
+            "dh_columnwise",
+            "dh_columnwise_scale",
+        ),
+        flags=2,
+        mutated=0,
+        saved=(2, 3, 4),
+        asked=(1, 2),
         ways=(),
     ),
 )

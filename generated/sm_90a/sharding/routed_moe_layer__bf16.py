@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:bfd0a50e685cfc0e
+# checksum sha256:4812041e5dd7f8a3
 """routed_moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: route, routing_plan, take, combine_rows, route_grad cannot be split along any dimension.
@@ -22,8 +22,8 @@ OPS = (
             "Tensor? choice_bias, Tensor? all_counts, Tensor? router_bias, Tensor? fc1_bias, "
             "Tensor? fc2_bias, int flags, int ways, float router_eps, float router_least_sum, "
             "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-            "Tensor, Tensor, Tensor, Tensor)"
+            "SymInt router_sequences, SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, "
+            "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "x",
@@ -48,8 +48,8 @@ OPS = (
             "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
             "Tensor? h, Tensor? fc2_weight, int flags, int ways, float router_eps, "
             "float router_least_sum, float router_scale, float router_aux_coefficient, "
-            "float router_z_coefficient, SymInt plan_capacity) -> (Tensor, Tensor, Tensor, "
-            "Tensor)"
+            "float router_z_coefficient, SymInt router_sequences, "
+            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=("dy", "split_sizes", "row_slot", "slot_row", "row_probs", "h", "fc2_weight"),
         flags=7,
@@ -63,9 +63,10 @@ OPS = (
         schema=(
             "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
             "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-            "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
-            "Tensor? drow_probs, int flags, int ways, float router_eps, float router_least_sum, "
-            "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
+            "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
+            "Tensor? drow_probs, Tensor? dh, int flags, int ways, float router_eps, "
+            "float router_least_sum, float router_scale, float router_aux_coefficient, "
+            "float router_z_coefficient, SymInt router_sequences, "
             "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
@@ -82,8 +83,8 @@ OPS = (
             "row_slot",
             "slot_row",
             "fc1_weight",
-            "dh",
             "drow_probs",
+            "dh",
         ),
         flags=5,
         mutated=0,

@@ -29,6 +29,22 @@ inline constexpr int kWarps = kValues <= 8 ? 32 : kValues == 16 ? 16 : 8;
 inline constexpr int kSumThreads = 1024;  // of the second kernel: one for each expert or part
 static_assert(kSumThreads >= kMostExperts && kSumThreads >= kRouteParts);
 
+// The rows of a part: every so-many-th of a sequence's. The last parts have none where they are no
+// whole number for each sequence.
+struct PartOfRows {
+  int64_t begin, end;  // of the sequence
+  int index, beside;   // the part's number, of as many of the sequence
+
+  __device__ PartOfRows(const RouteArguments& in, int part)
+      : beside(int(in.parts / in.sequences)) {
+    const int64_t rows = in.tokens / in.sequences, sequence = part / beside;
+    const bool exists = sequence < in.sequences;
+    begin = exists ? sequence * rows : 0;
+    end = exists ? begin + rows : 0;
+    index = part % beside;
+  }
+};
+
 // Scores of one row, and what experts are chosen by.
 template <int kValues>
 struct ScoredRow {
@@ -119,9 +135,10 @@ static __global__ void __launch_bounds__(kWarps<kValues>* kWarp, 1)
   const int experts = int(in.experts);
   const bool balances = in.aux_coefficient != 0.0f, flattens = in.z_coefficient != 0.0f;
   float of_shares[kValues] = {}, of_squares = 0.0f;
-  const int64_t step = in.parts * kWarps<kValues>;
+  const PartOfRows part(in, int(blockIdx.x));
+  const int64_t step = part.beside * int64_t(kWarps<kValues>);
 #pragma unroll 1
-  for (int64_t token = blockIdx.x * int64_t(kWarps<kValues>) + warp; token < in.tokens;
+  for (int64_t token = part.begin + part.index * int64_t(kWarps<kValues>) + warp; token < part.end;
        token += step) {
     float logits[kValues];
     load_logits(in.logits + token * experts, first, experts, logits);
@@ -154,7 +171,34 @@ static __global__ void __launch_bounds__(kWarps<kValues>* kWarp, 1)
   sums[experts] = sum;
 }
 
-// Threads of a column add up every so-many-th part of it, and one of them what they have.
+// What a thread has of an expert: how often it was chosen, and its loss but for a factor.
+struct Column {
+  unsigned count = 0;
+  float loss = 0.0f;
+};
+
+// Of an expert, by a team of `teams`: each has every so-many-th sequence.
+__device__ __forceinline__ Column of_sequences(const RouteArguments& in, int expert, int team,
+                                               int teams) {
+  const int experts = int(in.experts), beside = int(in.parts / in.sequences);
+  const float total = fmaxf(float(in.tokens / in.sequences * in.choices), 1.0f);
+  const auto* const chosen = static_cast<const unsigned*>(in.chosen);
+  Column own;
+  for (int sequence = team; sequence < int(in.sequences); sequence += teams) {
+    unsigned count = 0;
+    float share = 0.0f;
+    for (int part = sequence * beside; part < (sequence + 1) * beside; ++part) {
+      count += chosen[int64_t(part) * experts + expert];
+      share += in.sums[int64_t(part) * (experts + 1) + expert];
+    }
+    own.count += count;
+    own.loss += float(count) / total * share;
+  }
+  return own;
+}
+
+// Threads of a column add up every so-many-th part of it, and one of them what they have; where there
+// are several sequences, every so-many-th of these.
 static __global__ void __launch_bounds__(kSumThreads, 1)
     sums_of_parts(const __grid_constant__ RouteArguments in) {
   using Block = row::Team<kSumThreads>;
@@ -166,10 +210,15 @@ static __global__ void __launch_bounds__(kSumThreads, 1)
   const int experts = int(in.experts), parts = int(in.parts), thread = int(threadIdx.x);
   const int teams = kSumThreads / experts;  // of as many threads as there are experts
   const int expert = thread % experts, team = thread / experts;
+  const bool several = in.sequences > 1;
   const auto* const chosen = static_cast<const unsigned*>(in.chosen);
-  float share = 0.0f;
+  float share = 0.0f;  // or loss, of several
   unsigned count = 0;
-  if (team < teams) {
+  if (several && team < teams) {
+    const Column own = of_sequences(in, expert, team, teams);
+    share = own.loss;
+    count = own.count;
+  } else if (team < teams) {
 #pragma unroll 4
     for (int part = team; part < parts; part += teams) {
       count += chosen[int64_t(part) * experts + expert];
@@ -191,9 +240,11 @@ static __global__ void __launch_bounds__(kSumThreads, 1)
   const float square = thread < parts ? in.sums[int64_t(thread) * (experts + 1) + experts] : 0.0f;
   const float squares = Block::reduce(square, row::Sum(), of_squares);
   const float total = fmaxf(Block::reduce(number, row::Sum(), of_numbers), 1.0f);
-  const float loss = thread < experts ? number / total * share : 0.0f;
+  float loss = several ? share : number / total * share;
+  loss = thread < experts ? loss : 0.0f;
   const float losses = Block::reduce(loss, row::Sum(), of_losses);
   if (thread != 0) return;
+  // Choices of all sequences: the divisor of their mean is in it.
   const float factor = in.aux_coefficient * float(in.choices * in.experts) / total;
   const float rows = fmaxf(float(in.tokens), 1.0f);
   *in.aux_loss = in.aux_coefficient != 0.0f ? factor * losses : 0.0f;
@@ -214,6 +265,8 @@ static Status launch_route(const RouteArguments& in, Stream& stream) {
     return {kInvalid, "choices: no more than the groups that are kept have"};
   }
   if (in.parts != kRouteParts) return {kInvalid, "parts: as many as route.h says"};
+  const Status sequences = router::check_sequences(in);
+  if (!sequences.ok()) return sequences;
   const Status status = router::with_values(in, [&](auto values) -> Status {
     constexpr int kValues = decltype(values)::value;
     const Grid grid{dim3(unsigned(in.parts)), router::kWarps<kValues> * router::kWarp};

@@ -97,6 +97,18 @@ __device__ __forceinline__ float divisor_of(float total, float least) {
   return total < least ? least : total;
 }
 
+template <class Arguments>
+Status check_sequences(const Arguments& in) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (in.sequences < 1 || in.sequences > kRouteParts || in.tokens % in.sequences != 0) {
+    return {kInvalid, "sequences: from 1 to 132, and a divisor of tokens"};
+  }
+  if (in.sequences != 1 && in.all_counts != nullptr) {
+    return {kInvalid, "sequences: 1 beside all_counts, which are of one loss"};
+  }
+  return {};
+}
+
 // Calls launch(values) with a number of values of a lane, the smallest for all experts.
 template <class Arguments, class Launch>
 Status with_values(const Arguments& in, Launch launch) {

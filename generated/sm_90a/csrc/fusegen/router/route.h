@@ -25,7 +25,8 @@ enum class Score { softmax, sigmoid, sqrt_softplus };
 //   probs    = scale s / max(sum of the chosen s + eps, least_sum), or scale s
 //   aux_loss = aux_coefficient E / (choices rows^2) sum_e n_e sum_t s_te / (sum_e s_te)
 //   z_loss   = z_coefficient mean_t lse_t^2
-// where n is how often each expert was chosen, by as many rows as that adds up to.
+// where n is how often each expert was chosen, by as many rows as that adds up to. aux_loss is the mean
+// of that of `sequences` of neighbouring rows, each by its own n.
 struct RouteArguments {
   const float* logits;        // [tokens, experts]
   const float* choice_bias;   // [experts]; nullptr: zeros
@@ -45,6 +46,7 @@ struct RouteArguments {
   float least_sum;
   float aux_coefficient;
   float z_coefficient;
+  int64_t sequences;  // at most kRouteParts, and a divisor of tokens; 1 with all_counts
   int64_t groups;
   int64_t kept_groups;
   int64_t group_top;
@@ -69,6 +71,7 @@ struct RouteGradArguments {
   float least_sum;
   float aux_coefficient;
   float z_coefficient;
+  int64_t sequences;  // a divisor of tokens; 1 with all_counts
   int64_t tokens;
   int64_t experts;  // a multiple of 8
   int64_t choices;

@@ -24,22 +24,53 @@ namespace router {
 inline constexpr int kGradWarps = 8;        // of a block
 inline constexpr int64_t kGradBlocks = 1056;  // at most: 8 for each multiprocessor of an H200
 
+// The rows of a block: every so-many-th of a sequence's.
+struct RowsOfBlock {
+  int64_t begin, end;     // of the sequence
+  int64_t index, beside;  // the block's number, of as many of the sequence
+
+  __device__ explicit RowsOfBlock(const RouteGradArguments& in)
+      : beside(int64_t(gridDim.x) / in.sequences) {
+    const int64_t rows = in.tokens / in.sequences;
+    begin = blockIdx.x / beside * rows;
+    end = begin + rows;
+    index = blockIdx.x % beside;
+  }
+};
+
+// How often the rows of one of several sequences chose each expert.
+__device__ __forceinline__ void count_choices(const RouteGradArguments& in, const RowsOfBlock& rows,
+                                              unsigned* counts) {
+  constexpr int kThreads = kGradWarps * kWarp;
+  for (int i = int(threadIdx.x); i < int(in.experts); i += kThreads) counts[i] = 0;
+  __syncthreads();
+  const auto* const ids = static_cast<const int32_t*>(in.ids);
+  const int64_t end = rows.end * in.choices;
+  for (int64_t i = rows.begin * in.choices + int(threadIdx.x); i < end; i += kThreads) {
+    atomicAdd(counts + __ldg(ids + i), 1u);
+  }
+  __syncthreads();
+}
+
 // What the auxiliary loss multiplies each expert's shares by, times the loss' gradient, or zeros.
 // All threads of a block call it.
-__device__ __forceinline__ void load_factors(const RouteGradArguments& in, float* factors) {
+__device__ __forceinline__ void load_factors(const RouteGradArguments& in, const RowsOfBlock& rows,
+                                             unsigned* of_sequence, float* factors) {
   using Block = row::Team<kGradWarps * kWarp>;
   __shared__ typename Block::Partial partial;
   const int64_t* const counts = in.all_counts != nullptr ? in.all_counts : in.counts;
   const bool balances = in.aux_coefficient != 0.0f && in.daux_loss != nullptr;
+  const bool several = in.sequences > 1;
+  if (balances && several) count_choices(in, rows, of_sequence);
   float own = 0.0f;
   for (int i = int(threadIdx.x); balances && i < int(in.experts); i += Block::kSize) {
-    factors[i] = float(__ldg(counts + i));
+    factors[i] = several ? float(of_sequence[i]) : float(__ldg(counts + i));
     own += factors[i];
   }
   const float total = fmaxf(Block::reduce(own, row::Sum(), partial), 1.0f);
   if (!balances) return;
   const float factor = __ldg(in.daux_loss) * in.aux_coefficient *
-                       float(in.choices * in.experts) / total;
+                       float(in.choices * in.experts) / (float(in.sequences) * total);
   for (int i = int(threadIdx.x); i < int(in.experts); i += Block::kSize) {
     factors[i] = factor * (factors[i] / total);
   }
@@ -121,7 +152,9 @@ static __global__ void __launch_bounds__(kGradWarps* kWarp)
   __shared__ float all_factors[kValues * kWarp];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  load_factors(in, all_factors);
+  __shared__ unsigned all_counts[kValues * kWarp];
+  const RowsOfBlock rows(in);
+  load_factors(in, rows, all_counts, all_factors);
   __syncthreads();
   const int lane = lane_of_warp(), first = lane * kValues;
   const int experts = int(in.experts), choices = int(in.choices);
@@ -130,10 +163,10 @@ static __global__ void __launch_bounds__(kGradWarps* kWarp)
   const bool flattens = in.z_coefficient != 0.0f && in.dz_loss != nullptr;
   float of_square = 0.0f;
   if (flattens) of_square = 2.0f * in.z_coefficient / float(in.tokens) * __ldg(in.dz_loss);
-  const int64_t step = int64_t(gridDim.x) * kGradWarps;
+  const int64_t step = rows.beside * kGradWarps;
 #pragma unroll 1
-  for (int64_t token = blockIdx.x * int64_t(kGradWarps) + int(threadIdx.x) / kWarp;
-       token < in.tokens; token += step) {
+  for (int64_t token = rows.begin + rows.index * kGradWarps + int(threadIdx.x) / kWarp;
+       token < rows.end; token += step) {
     const float* const row = in.logits + token * experts;
     float logits[kValues], scores[kValues], values[kValues] = {};
     load_logits(row, first, experts, logits);
@@ -184,11 +217,14 @@ static __global__ void __launch_bounds__(kGradWarps* kWarp)
 
 template <class Element>
 static Status launch_route_grad(const RouteGradArguments& in, Stream& stream) {
+  const Status sequences = router::check_sequences(in);
+  if (!sequences.ok()) return sequences;
   return router::with_values(in, [&](auto values) -> Status {
     constexpr int kValues = decltype(values)::value;
     if (in.tokens == 0) return {};
-    const int64_t blocks = ceil_div(in.tokens, int64_t(router::kGradWarps));
-    const int64_t some = blocks < router::kGradBlocks ? blocks : router::kGradBlocks;
+    const int64_t blocks = ceil_div(in.tokens / in.sequences, int64_t(router::kGradWarps));
+    const int64_t most = router::kGradBlocks / in.sequences;
+    const int64_t some = in.sequences * (blocks < most ? blocks : most);
     const Grid grid{dim3(unsigned(some)), router::kGradWarps * router::kWarp};
     return launch_kernel("cudaLaunchKernelEx(route_grad)",
                          &router::gradients_of_rows<Element, kValues>, grid, stream, in);
