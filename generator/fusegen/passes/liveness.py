@@ -18,13 +18,19 @@ def flags_of(draft: Draft) -> tuple[str, ...]:
 def add_conditions(draft: Draft) -> Draft:
     """Let each backward step run only if a gradient that was asked for depends on it.
 
-    A step that no gradient depends on is dropped.
+    A step that no gradient depends on is dropped.  One that moves on a state which a later step reads,
+    as random numbers, runs and gives all that it gives whenever that one does: what is drawn for a
+    gradient is the same, whichever others are asked for.
     """
     flags = flags_of(draft)
     wanted = {name: {*when} for name, when in draft.computed.items()}
     steps: list[Step] = []
     for step in reversed(draft.backward):
         asked = set().union(*(wanted.get(name, set()) for name in step.writes))
+        moved = set().union(*(wanted.get(name, set()) for name in step.mutates))
+        if asked and not moved <= asked:
+            asked |= moved
+            wanted |= {n: {*asked} for n in step.writes if n not in draft.computed}
         for name in step.reads:
             wanted.setdefault(name, set()).update(asked)
         if asked:

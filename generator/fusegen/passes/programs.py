@@ -175,6 +175,7 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
         for name in dict.fromkeys(names)
         if name in asked and name not in written and name != first
     )
+    operands += _telling(draft, (Argument(first, False), *operands), saved, flags)
 
     def asking(flag: str) -> tuple[str, ...]:
         return (flag,) if flags else ()
@@ -192,6 +193,30 @@ def wgrad_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Progra
         arguments += (Argument(weight, False),)
     arguments += main_grads
     return program("wgrad", draft, steps, arguments, flags, results, dims)
+
+
+def _telling(
+    draft: Draft,
+    arguments: tuple[Argument, ...],
+    saved: tuple[Result, ...],
+    flags: tuple[str, ...],
+) -> tuple[Argument, ...]:
+    """Further arguments of ``wgrad`` that tell sizes which these do not: of what the forward saves
+    for the backward whenever a step asks for them.
+    """
+    found: tuple[Argument, ...] = ()
+    for result in joined_results(draft, saved):
+        bound = {b.symbol for b in bind_dimensions(draft.buffers, (*arguments, *found))}
+        lacking = [step for step in draft.wgrad if symbols_used(draft, (step,), ()) - bound]
+        when = _within(result.when, flags)
+        more = Argument(result.buffer, bool(when), when)
+        told = {b.symbol for b in bind_dimensions(draft.buffers, (more,))}
+        asking = {flag for step in lacking for flag in step.when}
+        if any(told & symbols_used(draft, (step,), ()) - bound for step in lacking) and (
+            not when or asking <= {*when}
+        ):
+            found += (more,)
+    return found
 
 
 def _asked_by(

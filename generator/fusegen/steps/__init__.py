@@ -182,6 +182,11 @@ def reads_decoded(step: Step) -> bool:
     return is_gemm(step) and gemm.reads_decoded(step)
 
 
+def cancels(step: Step) -> bool:
+    """Whether it gives differences of values that may be nearly equal."""
+    return has(step, Trait.CANCELS)
+
+
 def rounds(step: Step) -> bool:
     """Whether it gives its operand in another type, and nothing else."""
     return has(step, Trait.ROUNDS)

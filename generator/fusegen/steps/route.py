@@ -14,7 +14,7 @@ from ..ir.shapes import Const, Expr, Shape, add, mul, product
 from ..ir.step import LIKE, Step
 from ..ir.words import AttributeType
 from .copies import Formats, Results, Stored
-from .definition import AttributeDef, Reference, StepDef
+from .definition import AttributeDef, Reference, StepDef, Trait
 from .launch import Field, Launch, Origin, sizes
 
 MOST_EXPERTS, MOST_CHOICES = 1024, 32
@@ -186,6 +186,7 @@ ROUTE_GRAD = StepDef(
         "grad_z": _WIDE,
     },
     indices={"ids": "experts"},
+    traits=frozenset((Trait.CANCELS,)),
     reference=Reference(
         "router.backward",
         frozenset(("a", "b", "ids", "counts", LIKE, "all_counts", "grad_aux", "grad_z")),

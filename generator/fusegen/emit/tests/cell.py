@@ -16,7 +16,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand, Step
-from ...steps import decodes, definition, is_gemm, observes, sums_rows
+from ...steps import cancels, decodes, definition, is_gemm, observes, sums_rows
 from ..python.cell import WidenedText, widened_texts
 from ..python.flops import step_flops
 from ..python.main_grads import adds
@@ -33,6 +33,8 @@ _ERRORS_OF_EXPERTS = 5
 _ERRORS_OF_FLIPS = 1.7
 # A rounding to 3 bits of mantissa is one; twice, for of few tokens a row's sum may nearly cancel.
 _ERRORS_OF_COPIES = 2.0
+# Half of what is subtracted is left: beside it errors are twice what they were.
+_ERRORS_OF_DIFFERENCES = 4.0
 _VALUES = ("a", "b", "grad", "add", "scales", "add_scales")
 
 
@@ -389,7 +391,7 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
     """Independent errors that each buffer carries, as many as would have its square.
 
     A GEMM, a sum, an expression, or what computes each row by itself adds one, and passes on those
-    of its operands: an expression by the square of each symbol's degree.  Copies pass on what they
+    of its operands: an expression by the square of each symbol's degree, a difference by more.  Copies pass on what they
     are made from, and their own to an expression; that of a GEMM's operands is among its own.
     """
     counts: dict[str, float] = {}
@@ -409,7 +411,8 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
             values = (o.buffer for o in step.inputs if o.slot in _VALUES)
             by_rows = definition(step.primitive).independent
             own = 1.0 if is_gemm(step) or sums_rows(step) or by_rows else 0.0
-            found = own + sum(counts.get(name, 0.0) for name in values)
+            lost = _ERRORS_OF_DIFFERENCES if cancels(step) else 1.0
+            found = own + lost * sum(counts.get(name, 0.0) for name in values)
         counts |= dict.fromkeys(step.writes, found)
     return counts
 
