@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0402d9be7cbbf564
+# checksum sha256:a87e2cce9addfdb5
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "d451dda44bebc2885a446b70884b7f7832d5a58d44fa0f364bdb33aa61314626"
+DIGEST = "2443d308c3c96a6526574d5051e40b33cb2334cab2e35992945a47864760c700"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

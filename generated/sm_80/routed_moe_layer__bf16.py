@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:480d5b7554de266c
+# checksum sha256:ab011869ff5163d9
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "efdeda6c9c9a158c7ecfef1711393c0508f1632fbd67163197978b5d4d0ce9d3"
+DIGEST = "64960e343bd92ab3c6c64dbee58aeb415f736a5582455e3a43e49a928132e402"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

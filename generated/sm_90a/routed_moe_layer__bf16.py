@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b76851a82f2b2e72
+# checksum sha256:f25bc690a72cfb92
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "9db51c74bb80ef9be9a82698bd960e8150fce12881dcdf90b6d85827a0adb436"
+DIGEST = "1c702646b4f11298de20de0b45b5e7328d636639312675f79a6a2fae62c1ad15"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

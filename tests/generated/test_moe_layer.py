@@ -31,6 +31,12 @@ CELLS = tuple(
         ("combine_extra", "bf16"),
         ("moe_permute", "bf16"),
         ("routed_moe_layer", "bf16"),
+        ("routed_moe_layer", "fp8_delayed"),
+        ("shared_moe_layer", "bf16"),
+        ("shared_moe_layer", "nvfp4"),
+        ("moe_layer", "bf16", ("delayed_wgrad",)),
+        ("shared_moe_layer", "fp8_block", ("delayed_wgrad",)),
+        ("mlp_swiglu", "bf16"),
     )
 )
 # Tokens, choices, experts, capacity: none, one, ragged, one choice, more choices than experts.
@@ -209,3 +215,32 @@ def test_a_router_in_front_is_the_router_and_the_layer(bundle: str, folder: Path
     assert torch.equal(y, layer(x, *parts, probs, ids, own_counts))
     assert torch.equal(counts, own_counts) and torch.equal(aux, own_aux) and torch.equal(z, own_z)
     assert int(counts.sum()) == 30 * 8
+
+
+def test_shared_experts_are_a_dense_mlp_beside_the_others(bundle: str) -> None:
+    """What they give is added up with what the others give, before that is rounded."""
+    given = tensors(37, 2, 4)
+    torch.manual_seed(0)
+    layer = cell(bundle, "shared_moe_layer__bf16").SharedMoELayer(
+        num_experts=4, hidden=HIDDEN, intermediate=INTERMEDIATE, shared_intermediate=40
+    )
+    experts = cell(bundle, "moe_layer__bf16").MoELayer(
+        num_experts=4, hidden=HIDDEN, intermediate=INTERMEDIATE
+    )
+    shared = cell(bundle, "mlp_swiglu__bf16").SwiGLUMLP(hidden=HIDDEN, intermediate=40)
+    for name, parameter in layer.named_parameters():
+        own = shared.get_parameter(name[7:]) if name.startswith("shared_") else None
+        own = experts.get_parameter(name) if own is None else own
+        own.data.copy_(parameter.data)
+    x, probs = (torch.randn(37, HIDDEN).bfloat16(), torch.rand(37, 2))
+    results = []
+    for call in (
+        lambda x: layer(x, probs, given["ids"], given["counts"]),
+        lambda x: experts(x, probs, given["ids"], given["counts"]).float() + shared(x).float(),
+    ):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        y.float().square().sum().backward()
+        results.append((y.float(), leaf.grad.float()))
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).norm() / other.norm()) < 5e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -23,8 +24,10 @@ SIZES = {"T": 8192, "K": 8, "E": 256, "H": 7168, "F": 2048}
 
 
 @cache
-def plan(module: str, recipe: str, arch: str = "sm_90a") -> ModulePlan:
-    return resolve_module(SPECS, Cell(module, recipe), arch)
+def plan(
+    module: str, recipe: str, arch: str = "sm_90a", options: tuple[str, ...] = ()
+) -> ModulePlan:
+    return resolve_module(SPECS, Cell(module, recipe, options), arch)
 
 
 def held(of: ModulePlan) -> dict[str, int]:
@@ -98,3 +101,27 @@ def test_recipes_leave_the_choice_of_experts_alone(recipe: str) -> None:
     experts = [step for step in routed.steps if step.primitive == "grouped_gemm"]
     assert experts
     assert all(step.copies for step in experts) == bool(SPECS.recipes[recipe].roles)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_block", "nvfp4"])
+@pytest.mark.parametrize("module", ["moe_layer", "shared_moe_layer"])
+def test_what_waits_is_told_how_many_rows_a_token_has(module: str, recipe: str) -> None:
+    """By the map of slots, whenever a GEMM of rows is asked for."""
+    delayed = plan(module, recipe, options=("delayed_wgrad",))
+    wgrad = delayed.direction("wgrad")
+    assert wgrad is not None
+    (program,) = wgrad.programs
+    (told,) = (each for each in program.arguments if each.buffer == "slot_row")
+    asking = {flag for s in program.unmerged.steps if "split_sizes" in s.reads for flag in s.when}
+    assert not told.when or asking <= {*told.when}
+    assert not any("slot_row" in step.reads for step in program.unmerged.steps)
+
+
+def test_random_numbers_do_not_depend_on_what_else_is_asked_for() -> None:
+    """Whenever a step draws, those before it do."""
+    program = plan("shared_moe_layer", "nvfp4", "cpu").backward
+    drawing = [step for step in program.unmerged.steps if "rng_state" in step.mutates]
+    assert len(drawing) == 4
+    flags = {*program.flags}
+    for before, step in pairwise(drawing):
+        assert {*(step.when or flags)} <= {*(before.when or flags)}, before

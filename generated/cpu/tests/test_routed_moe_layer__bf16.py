@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:7bec88e1fe27646f
+# checksum sha256:0f0ca54088827599
 """Tests of routed_moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WANTED = (
 )
 TOLERANCES = {
     "y": 0.01,
-    "x": 0.0167,
-    "router_weight": 0.0118,
+    "x": 0.0253,
+    "router_weight": 0.0224,
     "fc1_weight": 0.011,
     "fc2_weight": 0.01,
-    "router_bias": 0.0118,
+    "router_bias": 0.0224,
     "fc1_bias": 0.011,
     "fc2_bias": 0.01,
 }
@@ -248,7 +248,7 @@ def test_integers_match_float64(device: str) -> None:
     with torch.no_grad():
         got = module.routed_moe_layer(**tensors)[3:]
         expected = reference.forward(
-            **wide,
+            **support.without(wide, STATES),
             need_dx=True,
             need_drouter_weight=True,
             need_dfc1_weight=True,

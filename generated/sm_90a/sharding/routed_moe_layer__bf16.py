@@ -4,10 +4,10 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:4812041e5dd7f8a3
+# checksum sha256:0c742e3218da72dc
 """routed_moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
-None: route, routing_plan, take, combine_rows, route_grad cannot be split along any dimension.
+None: route, routing_plan, take, combine_rows cannot be split along any dimension.
 """
 
 from __future__ import annotations
