@@ -18,9 +18,9 @@ def flags_of(draft: Draft) -> tuple[str, ...]:
 def add_conditions(draft: Draft) -> Draft:
     """Let each backward step run only if a gradient that was asked for depends on it.
 
-    A step that no gradient depends on is dropped.  One that moves on a state which a later step reads,
-    as random numbers, runs and gives all that it gives whenever that one does: what is drawn for a
-    gradient is the same, whichever others are asked for.
+    A step that no gradient depends on is dropped.  One that moves on a state which a later step
+    reads, such as random numbers, runs and gives all that it gives whenever that one does: what is
+    drawn for a gradient is the same, whichever others are asked for.
     """
     flags = flags_of(draft)
     wanted = {name: {*when} for name, when in draft.computed.items()}

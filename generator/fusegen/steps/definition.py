@@ -30,8 +30,8 @@ class Trait(str, Enum):
     nothing else.  JOINS does several steps of one kind, none of which waits for another.  COMMUTES
     gives the same bits where its first two operands change places.  LOOPS runs several steps of any
     kinds for a chunk of the rows at a time: what it launches are those.  ROUNDS gives its operand
-    in another type: of a part of it a part, of a partial sum a partial sum.  CANCELS gives differences
-    of values that may be nearly equal.
+    in another type: of a part of it a part, of a partial sum a partial sum.  CANCELS gives
+    differences of values that may be nearly equal.
     """
 
     GEMM = "gemm"
