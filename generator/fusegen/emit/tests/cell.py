@@ -392,8 +392,8 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
 
     A GEMM, a sum, an expression, or what computes each row by itself adds one, and passes on those
     of its operands: an expression by the square of each symbol's degree, a difference by more.
-    Copies pass on what they are made from, and their own to an expression; that of a GEMM's operands
-    is among its own.
+    Copies pass on what they are made from, and their own to an expression; that of a GEMM's
+    operands is among its own.
     """
     counts: dict[str, float] = {}
     steps = [step for program in plan.programs for step in program.unmerged.steps]
