@@ -17,8 +17,8 @@ CHOICES = 8
 SIZES = ((16384, 2048, 128), (16384, 2048, 256), (8192, 2048, 128), (8192, 7168, 256))
 """Tokens, width and experts: Qwen3-30B, Qwen3.5, and the last of DeepSeek-V3's size."""
 QUICK_SIZES = ((64, 64, 16),)
-SCALARS = (1e-20, 0.0, 1.0, 1e-2, 1e-3)
-"""eps, least sum, scale, and the coefficients of both losses."""
+SCALARS = (1e-20, 0.0, 1.0, 1e-2, 1e-3, 1)
+"""eps, least sum, scale, the coefficients of both losses, and of how many sequences."""
 
 
 def _torch(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

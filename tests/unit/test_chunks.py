@@ -133,12 +133,10 @@ def test_a_main_grad_in_fp32_is_added_to_without_a_sum_of_its_own(
 
 
 def test_without_kernels_all_rows_are_there_at_once() -> None:
-    """The reference runs the same steps everywhere."""
+    """The reference runs the same steps everywhere, in an order of its own."""
     plan = planned(arch="cpu")
     assert not any(step.chunks for step in plan.steps)
-    assert [words(step) for step in plan.steps] == [
-        words(step) for step in planned().unmerged.steps
-    ]
+    assert sorted(map(words, plan.steps)) == sorted(map(words, planned().unmerged.steps))
 
 
 def test_launchers_loop_over_the_rows() -> None:

@@ -51,7 +51,7 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
-IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "delay_wgrad"))
+IN_LAYERS = tuple(name for name in IN_EXPERTS if name != "save")
 IN_NORMED = tuple(name for name in IN_MLPS if name not in ("cached_input", "backward_calls"))
 IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_GEMMS[3:])
 IN_ROUTERS = ("main_grad", "ranges")
@@ -135,6 +135,7 @@ INHERITED = {
     "scaled_srelu": ("ranges",),
     "scaled_swiglu": IN_GATED,
     "scaled_tanh_srelu": ("ranges",),
+    "shared_moe_layer": ("glu_interleave", *IN_LAYERS),
     "silu": ("ranges",),
     "situglu": IN_GATED,
     "softmax": ("ranges",),

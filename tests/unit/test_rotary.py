@@ -46,7 +46,7 @@ def test_queries_keys_and_values_come_from_one_gemm(module: str, recipe: str, ar
     ]
     assert str(plan.buffer("qkv_weight").shape) == f"[{ratio + 2} * V, H]"
     kinds = [step.kind for step in plan.steps if is_gemm(step)]
-    assert kinds == ["fprop", "dgrad", "wgrad"]
+    assert sorted(kinds) == ["dgrad", "fprop", "wgrad"]
     (part,) = (step for step in plan.forward.steps if step.primitive == "rotary_qkv")
     (pack,) = (step for step in plan.backward.steps if step.primitive == "rotary_qkv_grad")
     assert (part.reads, part.writes) == (("qkv_y", "cos", "sin"), ("q", "k", "v"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
+from fusegen.ir.step import Step
 from fusegen.passes.draft import NotPossible
 from fusegen.publish.paths import builtin_templates
 from fusegen.spec.offers import modules_with
@@ -81,8 +83,16 @@ def test_all_else_is_as_without(pair: tuple[ModulePlan, ModulePlan]) -> None:
     for one, other in zip(plain.programs, plan.programs, strict=True):
         several = len(plan.direction(one.name).programs) > 1  # of which each has its own checks
         steps = tuple(step for step in other.unmerged.steps if not observes(step))
-        assert steps == one.unmerged.steps
-        assert wider or without_statistics(other, several) == without_statistics(one, several)
+        assert Counter(steps) == Counter(one.unmerged.steps)
+        if ops(plan, one.name) == ops(plain, one.name):  # else it is cut elsewhere
+            assert wider or without_statistics(other, several) == without_statistics(one, several)
+
+
+def ops(plan: ModulePlan, name: str) -> list[tuple[Step, ...]]:
+    """The steps of each op of a direction, without what leaves numbers for people."""
+    direction = plan.direction(name)
+    programs = direction.programs if direction else ()
+    return [tuple(s for s in each.unmerged.steps if not observes(s)) for each in programs]
 
 
 def left_by(plan: ModulePlan) -> set[str]:

@@ -8,10 +8,12 @@ gradient at once, before rows are gathered again for the gradient of a weight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from ..ir.program import Program
 from ..ir.step import Step
+from ..steps import observes
 from ..steps.footprint import Stretch, needed_inside, stretches
 
 MOST_SETS = 4096
@@ -65,10 +67,24 @@ def _lower(call: Stretch, sizes: Sequence[Sizes]) -> list[Steps]:
         peaks = [needed_inside(replace(call, steps=steps), size) for size in sizes]
         return sum(peak / own for peak, own in zip(peaks, now, strict=True)) / len(sizes)
 
-    places = dict.fromkeys(_Search.of(call, size).order() for size in sizes)
-    found = [tuple(call.steps[index] for index in each) for each in places if each]
+    runs = _runs(call.steps)
+    places = dict.fromkeys(_Search.of(runs, call.results, size).order() for size in sizes)
+    found = [tuple(step for index in each for step in runs[index]) for each in places if each]
     shares = {steps: share(steps) for steps in found}
     return sorted((each for each in found if shares[each] <= 1 - WORTH), key=shares.__getitem__)
+
+
+def _runs(steps: Steps) -> tuple[Steps, ...]:
+    """Steps that stay side by side: one, and those behind it that leave numbers for people, so that
+    the order is what it is without these.
+    """
+    found: list[Steps] = []
+    for step in steps:
+        if found and observes(step):
+            found[-1] += (step,)
+        else:
+            found.append((step,))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +107,9 @@ class _Way:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """All orders of steps that run after what they depend on.
+    """All orders of steps, or runs of such, that come after what they depend on.
 
-    Sets of steps are numbers, with a bit for each.
+    Sets of these are numbers, with a bit for each.
 
     Attributes:
         before: of each step, those that it runs after.
@@ -106,15 +122,12 @@ class _Search:
     lives: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, call: Stretch, size: Mapping[str, int]) -> _Search:
-        steps = call.steps
-        new = [{name for name in step.writes if name not in step.mutates} for step in steps]
-        inside = sorted({name for names in new for name in names} - call.results)
-        touched = [{*step.reads, *step.writes} for step in steps]
+    def of(cls, runs: Sequence[Steps], results: AbstractSet[str], size: Sizes) -> _Search:
+        new = [{n for step in run for n in step.writes if n not in step.mutates} for run in runs]
+        inside = sorted({name for names in new for name in names} - results)
+        touched = [{n for step in run for n in (*step.reads, *step.writes)} for run in runs]
         return cls(
-            tuple(
-                _bits(_depends(step, each) for each in steps[:i]) for i, step in enumerate(steps)
-            ),
+            tuple(_bits(_depends(run, each) for each in runs[:i]) for i, run in enumerate(runs)),
             tuple(sum(size[name] for name in names) for names in new),
             tuple((size[name], _bits(name in names for names in touched)) for name in inside),
         )
@@ -153,11 +166,13 @@ class _Search:
         return made - sum(each for each, touching in self.lives if not touching & ~done)
 
 
-def _depends(step: Step, before: Step) -> bool:
-    """Whether a step has to run after one that stands before it."""
-    touched, changed = {*step.reads, *step.writes, *step.mutates}, {*step.writes, *step.mutates}
-    wrote = {*before.writes, *before.mutates}
-    return not touched.isdisjoint(wrote) or not changed.isdisjoint(before.reads)
+def _depends(run: Steps, before: Steps) -> bool:
+    """Whether steps have to run after some that stand before them."""
+    changed = {name for step in run for name in (*step.writes, *step.mutates)}
+    touched = changed | {name for step in run for name in step.reads}
+    wrote = {name for step in before for name in (*step.writes, *step.mutates)}
+    read = {name for step in before for name in step.reads}
+    return not touched.isdisjoint(wrote) or not changed.isdisjoint(read)
 
 
 def _bits(flags: Iterable[bool]) -> int:

@@ -22,6 +22,7 @@ from ..python.words import (
     ProgramText,
     absent_source,
     bind_lines,
+    pieces,
     program_text,
     return_annotation,
     scope_name,
@@ -306,7 +307,8 @@ def _scoped(
         )
         if done:
             condition, name = conditions.text(step.when), scope_name(plan, merged, step, i)
-            told = f'"{name}", runs={condition}' if condition else f'"{name}"'
+            told = " ".join(f'"{piece}"' for piece in pieces(name, " "))
+            told += f", runs={condition}" if condition else ""
             scopes = (f"{scope.python}.step({told})" for scope in scopes_of(plan.options))
             yield ScopedText(condition, done, tuple(scopes))
 
