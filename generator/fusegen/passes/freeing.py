@@ -21,7 +21,8 @@ from ..steps.footprint import Axes, bytes_of, peaks, stretches, typical
 from .draft import Draft
 from .order import WORTH, order_inside, orders
 
-MOST_CUTS = 3
+MOST_CUTS, MOST_PLACES = 3, 10
+"""Of a backward, and from how many places they are chosen: those where most goes."""
 LOOKED_AT = 4
 """Ways that are looked at with the steps of each op in the best order."""
 
@@ -80,13 +81,15 @@ def best_way(
 
 def _cuts(draft: Draft, backward: Program, judges: list[_Judge]) -> Iterator[tuple[int, ...]]:
     """Where further ops may begin, the fewest first."""
-    places = [
-        place
+    freed = {
+        place: max(each.lets_go(place) for each in judges)
         for place in range(1, len(backward.steps))
-        if any(each.lets_go(place) for each in judges) and _may_be_cut(draft, backward, place)
-    ]
+        if _may_be_cut(draft, backward, place)
+    }
+    worth = [place for place, share in freed.items() if share >= WORTH]
+    most = sorted(worth, key=freed.__getitem__, reverse=True)[:MOST_PLACES]
     for count in range(MOST_CUTS + 1):
-        yield from combinations(places, count)
+        yield from combinations(sorted(most), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +136,14 @@ class _Judge:
         """The peak of several ops over what it is compared with."""
         return self._peak(cuts) / self.whole
 
-    def lets_go(self, place: int) -> bool:
-        """Whether what is read for the last time just before a step is worth an op."""
+    def lets_go(self, place: int) -> float:
+        """The share of what is read for the last time just before a step."""
         *_, last = self.backward.steps[:place]
         later = {name for step in self.backward.steps[place:] for name in step.reads}
         results = {result.buffer for result in self.backward.results}
         made = {name for step in self.backward.steps for name in step.writes}
         gone = {*last.reads} & (self.saved | made) - later - results
-        return sum(self.size[name] for name in gone) >= WORTH * self.whole
+        return sum(self.size[name] for name in gone) / self.whole
 
 
 def _may_be_cut(draft: Draft, backward: Program, place: int) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..ir.program import Program
 from ..ir.step import Step
@@ -87,22 +88,20 @@ def _runs(steps: Steps) -> tuple[Steps, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """Some steps in an order: the best of all orders of these.
 
     Attributes:
         peak: bytes at the worst moment.
         moved: pairs of steps that changed their order.
+        there: bytes that are there at the end.
         order: positions of the steps.
     """
 
     peak: int
     moved: int
-    order: tuple[int, ...] = field(compare=False)
-
-    def rank(self) -> tuple[int, int]:
-        return self.peak, self.moved
+    there: int
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,37 +132,32 @@ class _Search:
         )
 
     def order(self) -> tuple[int, ...]:
-        """The one with the lowest peak, and of these the one that moves fewest steps past others;
-        none where there are too many.
+        """The one with the lowest peak, and of these the one that moves fewest past others; none
+        where there are too many.
         """
-        ways = {0: _Way(0, 0, ())}
+        own = [[each for each in self.lives if each[1] >> i & 1] for i in range(len(self.before))]
+        ways = {0: _Way(0, 0, 0, ())}
         looked_at = 0
         for _ in self.before:
             further: dict[int, _Way] = {}
             for done, way in ways.items():
-                there = self._there(done)
                 for step, before in enumerate(self.before):
                     if done >> step & 1 or before & ~done:
                         continue
-                    left = (1 << step) - 1 & ~done
-                    new = _Way(
-                        max(way.peak, there + self.made[step]),
-                        way.moved + left.bit_count(),
-                        (*way.order, step),
-                    )
-                    known = further.get(done | 1 << step)
-                    if known is None or new.rank() < known.rank():
-                        further[done | 1 << step] = new
+                    after = done | 1 << step
+                    there = way.there + self.made[step]
+                    peak = max(way.peak, there)
+                    moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
+                    known = further.get(after)
+                    if known and (known.peak, known.moved) <= (peak, moved):
+                        continue
+                    gone = sum(size for size, touching in own[step] if not touching & ~after)
+                    further[after] = _Way(peak, moved, there - gone, (*way.order, step))
             ways, looked_at = further, looked_at + len(further)
             if looked_at > MOST_SETS:
                 return ()
         (best,) = ways.values()
         return best.order
-
-    def _there(self, done: int) -> int:
-        """Bytes that are there once these steps have run."""
-        made = sum(each for i, each in enumerate(self.made) if done >> i & 1)
-        return made - sum(each for each, touching in self.lives if not touching & ~done)
 
 
 def _depends(run: Steps, before: Steps) -> bool:
