@@ -26,15 +26,15 @@ inline constexpr int64_t kGradBlocks = 1056;  // at most: 8 for each multiproces
 
 // The rows of a block: every so-many-th of a sequence's.
 struct RowsOfBlock {
-  int64_t begin, end;     // of the sequence
-  int64_t index, beside;  // the block's number, of as many of the sequence
+  int begin, end;     // of the sequence
+  int index, beside;  // the block's number, of as many of the sequence
 
   __device__ explicit RowsOfBlock(const RouteGradArguments& in)
-      : beside(int64_t(gridDim.x) / in.sequences) {
-    const int64_t rows = in.tokens / in.sequences;
-    begin = blockIdx.x / beside * rows;
+      : beside(int(gridDim.x) / int(in.sequences)) {
+    const int rows = int(in.tokens) / int(in.sequences);
+    begin = int(blockIdx.x) / beside * rows;
     end = begin + rows;
-    index = blockIdx.x % beside;
+    index = int(blockIdx.x) % beside;
   }
 };
 
@@ -45,8 +45,8 @@ __device__ __forceinline__ void count_choices(const RouteGradArguments& in, cons
   for (int i = int(threadIdx.x); i < int(in.experts); i += kThreads) counts[i] = 0;
   __syncthreads();
   const auto* const ids = static_cast<const int32_t*>(in.ids);
-  const int64_t end = rows.end * in.choices;
-  for (int64_t i = rows.begin * in.choices + int(threadIdx.x); i < end; i += kThreads) {
+  const int64_t end = int64_t(rows.end) * in.choices;
+  for (int64_t i = int64_t(rows.begin) * in.choices + int(threadIdx.x); i < end; i += kThreads) {
     atomicAdd(counts + __ldg(ids + i), 1u);
   }
   __syncthreads();
@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(kGradWarps* kWarp)
   const bool flattens = in.z_coefficient != 0.0f && in.dz_loss != nullptr;
   float of_square = 0.0f;
   if (flattens) of_square = 2.0f * in.z_coefficient / float(in.tokens) * __ldg(in.dz_loss);
-  const int64_t step = rows.beside * kGradWarps;
+  const int step = rows.beside * kGradWarps;
 #pragma unroll 1
   for (int64_t token = rows.begin + rows.index * kGradWarps + int(threadIdx.x) / kWarp;
        token < rows.end; token += step) {
