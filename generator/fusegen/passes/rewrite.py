@@ -349,7 +349,7 @@ def _read_elsewhere(bound: Bound, rule: Rewrite, built: Replacement) -> str | No
                 new = {written for step in built.steps(program) for written in step.writes}
                 others = _others(bound, program)
                 if program != match.program and (name in new or _writes(others, name)):
-                    continue  # made again there
+                    break  # made again there: that is what later ones read, too
                 reader = next((step for step in others if name in step.reads), None)
                 if reader is not None:
                     return f"{name} is read by {_shown(reader)} of the {program}, too"
