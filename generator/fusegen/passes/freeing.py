@@ -17,9 +17,9 @@ from ..ir.dtypes import DType
 from ..ir.program import Program
 from ..ir.shapes import first_factor
 from ..steps import decodes
-from ..steps.footprint import Axes, bytes_of, peaks, stretches, typical
+from ..steps.footprint import Axes, bytes_of, peaks, typical
 from .draft import Draft
-from .order import WORTH, order_inside, orders
+from .order import WORTH, calls_of, order_inside, orders
 
 MOST_CUTS, MOST_PLACES = 3, 10
 """Of a backward, and from how many places they are chosen: those where most goes."""
@@ -123,11 +123,8 @@ class _Judge:
     def _call(self, begin: int, end: int) -> int:
         """The peak of an op of the steps from one to before another."""
         if (begin, end) not in self.calls:
-            steps = self.backward.steps
             leaving = frozenset(result.buffer for result in self.backward.results)
-            outside = frozenset(argument.buffer for argument in self.backward.arguments)
-            cuts = {begin, end} - {0, len(steps)}
-            calls = stretches(steps, cuts, leaving, outside)
+            calls = calls_of(self.backward, {begin, end} - {0, len(self.backward.steps)})
             found = peaks(calls, self.saved, leaving, self.size)
             self.calls[begin, end] = next(islice(found, int(begin > 0), None))
         return self.calls[begin, end]

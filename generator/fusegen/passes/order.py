@@ -36,7 +36,7 @@ def orders(backward: Program, sizes: Sequence[Sizes]) -> Iterator[Program]:
         sizes: bytes of buffers, in every layer that counts.
     """
     yield backward
-    (whole,) = _calls(backward, ())
+    (whole,) = calls_of(backward, ())
     for steps in _lower(whole, sizes):
         yield replace(backward, steps=steps)
 
@@ -49,12 +49,13 @@ def order_inside(backward: Program, cuts: tuple[int, ...], sizes: Sequence[Sizes
         cuts: positions of the steps that a further op begins with.
         sizes: bytes of buffers, in every layer that counts.
     """
-    calls = _calls(backward, cuts)
+    calls = calls_of(backward, cuts)
     steps = (step for call in calls for step in next(iter(_lower(call, sizes)), call.steps))
     return replace(backward, steps=tuple(steps))
 
 
-def _calls(backward: Program, cuts: tuple[int, ...]) -> tuple[Stretch, ...]:
+def calls_of(backward: Program, cuts: Iterable[int]) -> tuple[Stretch, ...]:
+    """The ops of a backward that is cut before the steps at these positions."""
     leaving = frozenset(result.buffer for result in backward.results)
     outside = frozenset(argument.buffer for argument in backward.arguments)
     return stretches(backward.steps, cuts, leaving, outside)

@@ -44,8 +44,16 @@ AUX_COEFFICIENT = AttributeDef("aux_coefficient", AttributeType.FLOAT)
 Z_COEFFICIENT = AttributeDef("z_coefficient", AttributeType.FLOAT)
 SEQUENCES = AttributeDef("sequences", AttributeType.INT)
 
-_COEFFICIENTS = (SCALE, EPS, LEAST_SUM, AUX_COEFFICIENT, Z_COEFFICIENT)
-_OF_WEIGHTS = (SCORE, NORMALIZED, *_COEFFICIENTS, SEQUENCES)
+_OF_WEIGHTS = (
+    SCORE,
+    NORMALIZED,
+    SCALE,
+    EPS,
+    LEAST_SUM,
+    AUX_COEFFICIENT,
+    Z_COEFFICIENT,
+    SEQUENCES,
+)
 ATTRIBUTES = (*_OF_WEIGHTS, CHOICES, GROUPS, KEPT_GROUPS, GROUP_TOP)
 _SCALARS = (
     Field(SCORE.name, Origin.WORD, "Score"),
