@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a87e2cce9addfdb5
+# checksum sha256:37ba11f18623b96d
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "2443d308c3c96a6526574d5051e40b33cb2334cab2e35992945a47864760c700"
+DIGEST = "048f2f5c5f4dde787d687006f77f6318e202fe4b6a75dd26ff6c4877c4762326"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -1122,20 +1122,20 @@ backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits,
     need_dfc1_weight or need_dfc1_bias
   1. take: drow_probs, slot_row -> dprobs
      12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  2. gather_rows: x, row_slot, slot_row -> rows
+     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
+  3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+  4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  5. group_sum: dh, split_sizes -> dfc1_bias
+     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  6. combine_rows: drows, slot_row -> dx_partial_1
+     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
+  7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
-  3. gather_rows: x, row_slot, slot_row -> rows
-     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
-  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  6. group_sum: dh, split_sizes -> dfc1_bias
-     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  7. combine_rows: drows, slot_row -> dx_partial_1
-     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
   8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
      2 T E H flop; 2 T E + 2 E H + 2 T H bytes; if need_dx
   9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
@@ -1171,5 +1171,5 @@ saved for the backward, each only if a gradient that needs it is asked for
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
   peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 6.61 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 6.60 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

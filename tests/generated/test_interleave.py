@@ -23,7 +23,7 @@ OFFERING = modules_with(INTERLEAVED, SPECS)
 ALONE = [name for name in OFFERING if not SPECS.modules[name].chain]
 CHAINS = [name for name in OFFERING if SPECS.modules[name].chain]
 SPLITS = torch.tensor([9, 0, 40])
-SIZES = {"E": 3, "H": 64, "F": 96, "K": 64, "D": 96}
+SIZES = {"E": 3, "H": 64, "F": 96, "K": 64, "D": 96, "S": 96}
 """Of constructors, by the symbols of the built-in chains."""
 
 

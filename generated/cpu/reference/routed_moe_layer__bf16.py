@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:543138ff7a5dfa28
+# checksum sha256:4342b2c5695cf371
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -435,14 +435,29 @@ def backward_2(
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = (
-        router_rounded_dlogits
-    ) = rows = drows = dx_partial_1 = dx_partial_2 = steps.ABSENT
+    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = rows = drows = (
+        dx_partial_1
+    ) = router_rounded_dlogits = dx_partial_2 = steps.ABSENT
     need_dprobs = need_dx or need_drouter_weight or need_drouter_bias
     # 1. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
         dprobs = routing.take(drow_probs, index=slot_row)
-    # 2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+    # 2. gather_rows: x, row_slot, slot_row -> rows
+    if need_dfc1_weight:
+        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
+    # 4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 5. group_sum: dh, split_sizes -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 6. combine_rows: drows, slot_row -> dx_partial_1
+    if need_dx:
+        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
+    # 7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
     #    -> router_rounded_dlogits
     if need_dprobs:
         router_rounded_dlogits = router.backward(
@@ -463,21 +478,6 @@ def backward_2(
             z_coefficient=router_z_coefficient,
             sequences=router_sequences,
         )
-    # 3. gather_rows: x, row_slot, slot_row -> rows
-    if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
-    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 6. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 7. combine_rows: drows, slot_row -> dx_partial_1
-    if need_dx:
-        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
     # 8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
     if need_dx:
         dx_partial_2 = steps.gemm_dgrad(router_rounded_dlogits, router_weight)

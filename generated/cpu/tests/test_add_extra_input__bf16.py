@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:753656309b21c3a5
+# checksum sha256:9a4f83445b775a8c
 """Tests of add_extra_input__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -131,17 +131,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "extra",
-            )
-        ),
-    )
-    support.opcheck("add_extra_input__bf16_forward", arguments)
+    dy = make_dy(tensors)
+    with support.Calls("add_extra_input__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"add_extra_input__bf16_forward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

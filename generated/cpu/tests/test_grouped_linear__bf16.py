@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:89ccc990ddef6fb5
+# checksum sha256:22ff015b6824ae98
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -172,31 +172,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-            )
-        ),
-    )
-    support.opcheck("grouped_linear__bf16_forward", arguments)
-    results = support.op("grouped_linear__bf16_forward")(*arguments)
-    kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = support.pick(
-        kept,
-        (
-            "x",
-            "split_sizes",
-            "weight",
-        ),
-    )
-    support.opcheck("grouped_linear__bf16_backward", (dy, *saved, True, True, True))
+    with support.Calls("grouped_linear__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"grouped_linear__bf16_forward", "grouped_linear__bf16_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:ef7d83fc0684b6d4
+# checksum sha256:30de2df255f79438
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -184,52 +184,17 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-                "forward_state",
-            )
-        ),
-        True,
-        True,
-        True,
-    )
-    support.opcheck("grouped_linear__fp8_delayed_forward", arguments)
-    results = support.op("grouped_linear__fp8_delayed_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                    "weight_scale_used",
-                ),
-                results,
-                strict=True,
-            )
-        ),
+    with support.Calls("grouped_linear__fp8_delayed_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {
+        "grouped_linear__fp8_delayed_forward",
+        "grouped_linear__fp8_delayed_backward",
     }
-    saved = support.pick(
-        kept,
-        (
-            "split_sizes",
-            "weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "weight_scale_used",
-            "backward_state",
-        ),
-    )
-    support.opcheck("grouped_linear__fp8_delayed_backward", (dy, *saved, True, True, True))
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

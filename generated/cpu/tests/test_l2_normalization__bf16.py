@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/l2_normalization.yaml,
 #      specs/ops/l2_normalization.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:b1d25ae7f8da3c5c
+# checksum sha256:c820a1d8ef2bf01b
 """Tests of l2_normalization__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -130,32 +130,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (*(tensors[name] for name in ("x",)), True, 1e-06)
-    support.opcheck("l2_normalization__bf16_forward", arguments)
-    results = support.op("l2_normalization__bf16_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "rstd",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
-        (
-            "x",
-            "rstd",
-        ),
-    )
-    support.opcheck("l2_normalization__bf16_backward", (dy, *saved, 1e-06))
+    with support.Calls("l2_normalization__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"l2_normalization__bf16_forward", "l2_normalization__bf16_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e6499561d545fec7
+# checksum sha256:d07ba9f073ed269f
 """Tests of norm_qkv__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -170,66 +170,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "norm_weight",
-                "qkv_weight",
-                "cos",
-                "sin",
-                "qkv_bias",
-                "forward_state",
-            )
-        ),
-        True,
-        True,
-        True,
-        True,
-        1e-05,
-    )
-    support.opcheck("norm_qkv__fp8_delayed_forward", arguments)
-    results = support.op("norm_qkv__fp8_delayed_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "q",
-                    "k",
-                    "v",
-                    "norm_rstd",
-                    "n_columnwise",
-                    "n_columnwise_scale",
-                    "qkv_weight_scale_used",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
-        (
-            "x",
-            "cos",
-            "sin",
-            "norm_weight",
-            "norm_rstd",
-            "qkv_weight",
-            "n_columnwise",
-            "n_columnwise_scale",
-            "qkv_weight_scale_used",
-            "backward_state",
-        ),
-    )
-    support.opcheck(
-        "norm_qkv__fp8_delayed_backward",
-        (*support.parts(dy, results[:3]), *saved, True, True, True, True, 1e-05),
-    )
+    with support.Calls("norm_qkv__fp8_delayed_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"norm_qkv__fp8_delayed_forward", "norm_qkv__fp8_delayed_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

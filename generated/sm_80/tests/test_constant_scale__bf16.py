@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/constant_scale.yaml,
 #      specs/ops/constant_scale.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:a8bff6c2ce97b89a
+# checksum sha256:82311b991f3de254
 """Tests of constant_scale__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -130,14 +130,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (*(tensors[name] for name in ("x",)), 1.0)
-    support.opcheck("constant_scale__bf16_forward", arguments)
-    results = support.op("constant_scale__bf16_forward")(*arguments)
-    kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = support.pick(kept, ())
-    support.opcheck("constant_scale__bf16_backward", (dy, *saved, 1.0))
+    with support.Calls("constant_scale__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"constant_scale__bf16_forward", "constant_scale__bf16_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

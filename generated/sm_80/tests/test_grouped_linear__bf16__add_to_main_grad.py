@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:9c65fc9b65339af5
+# checksum sha256:e9539c97f653892d
 """Tests of grouped_linear__bf16__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -179,34 +179,17 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-            )
-        ),
-    )
-    support.opcheck("grouped_linear__bf16__add_to_main_grad_forward", arguments)
-    results = support.op("grouped_linear__bf16__add_to_main_grad_forward")(*arguments)
-    kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = support.pick(
-        kept,
-        (
-            "x",
-            "split_sizes",
-            "weight",
-            "weight_main_grad",
-        ),
-    )
-    support.opcheck(
-        "grouped_linear__bf16__add_to_main_grad_backward", (dy, *saved, True, True, True)
-    )
+    with support.Calls("grouped_linear__bf16__add_to_main_grad_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {
+        "grouped_linear__bf16__add_to_main_grad_forward",
+        "grouped_linear__bf16__add_to_main_grad_backward",
+    }
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:290730f0357369ef
+# checksum sha256:73bd8aabdb2ca9de
 """Tests of grouped_linear__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -172,46 +172,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-            )
-        ),
-        True,
-    )
-    support.opcheck("grouped_linear__mxfp8_forward", arguments)
-    results = support.op("grouped_linear__mxfp8_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
-        (
-            "split_sizes",
-            "weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
-    )
-    support.opcheck("grouped_linear__mxfp8_backward", (dy, *saved, True, True, True))
+    with support.Calls("grouped_linear__mxfp8_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"grouped_linear__mxfp8_forward", "grouped_linear__mxfp8_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

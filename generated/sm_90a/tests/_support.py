@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _library
 
@@ -54,6 +55,24 @@ def give_main_grads(layer: torch.nn.Module, paths: Sequence[str], dtype: torch.d
 def op(name: str) -> Any:
     """An op of this bundle."""
     return getattr(getattr(torch.ops, _library.NAMESPACE), name).default
+
+
+class Calls(TorchDispatchMode):
+    """Keeps what each op whose name begins so is called with first."""
+
+    def __init__(self, begin: str) -> None:
+        super().__init__()
+        self.begin = begin
+        self.calls: dict[str, tuple[Any, ...]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        space, _, name = func.name().partition("::")
+        if space == _library.NAMESPACE and name.startswith(self.begin):
+            kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
+            self.calls.setdefault(name, tuple(kept))
+        return func(*args, **(kwargs or {}))
 
 
 def opcheck(name: str, arguments: tuple[Any, ...]) -> None:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/causal_softmax.yaml,
 #      specs/ops/causal_softmax.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:1d2a3308419f3411
+# checksum sha256:93ef4b1f7309692c
 """Tests of causal_softmax__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (*(tensors[name] for name in ("x",)), 1.0)
-    support.opcheck("causal_softmax__bf16_forward", arguments)
-    results = support.op("causal_softmax__bf16_forward")(*arguments)
-    kept = {**tensors, **dict(zip(("y",), (results,), strict=True))}
-    saved = support.pick(kept, ("y",))
-    support.opcheck("causal_softmax__bf16_backward", (dy, *saved, 1.0))
+    with support.Calls("causal_softmax__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"causal_softmax__bf16_forward", "causal_softmax__bf16_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

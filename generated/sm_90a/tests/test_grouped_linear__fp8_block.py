@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:a860ff7a167356cd
+# checksum sha256:6580597c8efde9be
 """Tests of grouped_linear__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -172,46 +172,17 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-            )
-        ),
-        True,
-    )
-    support.opcheck("grouped_linear__fp8_block_forward", arguments)
-    results = support.op("grouped_linear__fp8_block_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                ),
-                results,
-                strict=True,
-            )
-        ),
+    with support.Calls("grouped_linear__fp8_block_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {
+        "grouped_linear__fp8_block_forward",
+        "grouped_linear__fp8_block_backward",
     }
-    saved = support.pick(
-        kept,
-        (
-            "split_sizes",
-            "weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-        ),
-    )
-    support.opcheck("grouped_linear__fp8_block_backward", (dy, *saved, True, True, True))
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:206f2200050da03f
+# checksum sha256:092c9d261a8efac2
 """Tests of grouped_linear__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -192,55 +192,17 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-                "forward_state",
-            )
-        ),
-        True,
-        True,
-        True,
-    )
-    support.opcheck("grouped_linear__fp8_delayed__add_to_main_grad_forward", arguments)
-    results = support.op("grouped_linear__fp8_delayed__add_to_main_grad_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                    "weight_scale_used",
-                ),
-                results,
-                strict=True,
-            )
-        ),
+    with support.Calls("grouped_linear__fp8_delayed__add_to_main_grad_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {
+        "grouped_linear__fp8_delayed__add_to_main_grad_forward",
+        "grouped_linear__fp8_delayed__add_to_main_grad_backward",
     }
-    saved = support.pick(
-        kept,
-        (
-            "split_sizes",
-            "weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "weight_scale_used",
-            "backward_state",
-            "weight_main_grad",
-        ),
-    )
-    support.opcheck(
-        "grouped_linear__fp8_delayed__add_to_main_grad_backward", (dy, *saved, True, True, True)
-    )
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

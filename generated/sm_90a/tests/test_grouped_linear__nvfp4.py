@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d76434a6d3286012
+# checksum sha256:134d06f1566d36e7
 """Tests of grouped_linear__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -173,49 +173,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "weight",
-                "split_sizes",
-                "bias",
-            )
-        ),
-        True,
-    )
-    support.opcheck("grouped_linear__nvfp4_forward", arguments)
-    results = support.op("grouped_linear__nvfp4_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                    "x_columnwise_amax",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
-        (
-            "split_sizes",
-            "weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "x_columnwise_amax",
-            "rng_state",
-        ),
-    )
-    support.opcheck("grouped_linear__nvfp4_backward", (dy, *saved, True, True, True))
+    with support.Calls("grouped_linear__nvfp4_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"grouped_linear__nvfp4_forward", "grouped_linear__nvfp4_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

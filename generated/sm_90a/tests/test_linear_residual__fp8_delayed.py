@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:3dd76e4196d56212
+# checksum sha256:0d7aad2139608744
 """Tests of linear_residual__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -149,52 +149,17 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "fc_weight",
-                "residual",
-                "fc_bias",
-                "forward_state",
-            )
-        ),
-        True,
-        True,
-        True,
-        True,
-    )
-    support.opcheck("linear_residual__fp8_delayed_forward", arguments)
-    results = support.op("linear_residual__fp8_delayed_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "y",
-                    "x_columnwise",
-                    "x_columnwise_scale",
-                    "fc_weight_scale_used",
-                ),
-                results,
-                strict=True,
-            )
-        ),
+    with support.Calls("linear_residual__fp8_delayed_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {
+        "linear_residual__fp8_delayed_forward",
+        "linear_residual__fp8_delayed_backward",
     }
-    saved = support.pick(
-        kept,
-        (
-            "fc_weight",
-            "x_columnwise",
-            "x_columnwise_scale",
-            "fc_weight_scale_used",
-            "backward_state",
-        ),
-    )
-    support.opcheck("linear_residual__fp8_delayed_backward", (dy, *saved, True, True, True))
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

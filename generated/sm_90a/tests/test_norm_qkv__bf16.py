@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:43645dceb62169e4
+# checksum sha256:3b57f4bccbbef173
 """Tests of norm_qkv__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -166,59 +166,14 @@ def test_non_contiguous_arguments(device: str) -> None:
 
 @pytest.mark.parametrize("device", support.devices())
 def test_opcheck(device: str) -> None:
+    """Every op, with what a training step calls it with."""
     tensors = make_inputs(torch.bfloat16, device)
     dy = make_dy(tensors)
-    arguments = (
-        *(
-            tensors[name]
-            for name in (
-                "x",
-                "norm_weight",
-                "qkv_weight",
-                "cos",
-                "sin",
-                "qkv_bias",
-            )
-        ),
-        True,
-        True,
-        True,
-        1e-05,
-    )
-    support.opcheck("norm_qkv__bf16_forward", arguments)
-    results = support.op("norm_qkv__bf16_forward")(*arguments)
-    kept = {
-        **tensors,
-        **dict(
-            zip(
-                (
-                    "q",
-                    "k",
-                    "v",
-                    "norm_rstd",
-                    "n",
-                ),
-                results,
-                strict=True,
-            )
-        ),
-    }
-    saved = support.pick(
-        kept,
-        (
-            "x",
-            "cos",
-            "sin",
-            "norm_weight",
-            "norm_rstd",
-            "n",
-            "qkv_weight",
-        ),
-    )
-    support.opcheck(
-        "norm_qkv__bf16_backward",
-        (*support.parts(dy, results[:3]), *saved, True, True, True, True, 1e-05),
-    )
+    with support.Calls("norm_qkv__bf16_") as ops:
+        run(tensors, dy)
+    assert ops.calls.keys() == {"norm_qkv__bf16_forward", "norm_qkv__bf16_backward"}
+    for name, arguments in ops.calls.items():
+        support.opcheck(name, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

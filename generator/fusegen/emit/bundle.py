@@ -295,7 +295,7 @@ def _cell(
     elif plan.conversions:
         template = "quantize"
     else:
-        template, tests = "cell", test_context(plan)
+        template, tests = "cell", test_context(plan, many_archs=bool(inner))
 
     def rendered(path: str, template: str, context: object) -> tuple[str, Artifact]:
         return _render(renderer, path, template, context, (plan.cell,), plan.sources)

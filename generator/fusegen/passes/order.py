@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from ..ir.program import Program
@@ -17,8 +18,8 @@ from ..ir.step import Step
 from ..steps import observes
 from ..steps.footprint import Stretch, needed_inside, stretches
 
-MOST_SETS = 4096
-"""Sets of steps that are looked at, at most."""
+MOST_SETS = 128
+"""Sets of as many steps that are looked at, at most."""
 
 WORTH = 1 / 64
 """The share of its peak that another order, or a further op, has to spare."""
@@ -70,7 +71,7 @@ def _lower(call: Stretch, sizes: Sequence[Sizes]) -> list[Steps]:
         return sum(peak / own for peak, own in zip(peaks, now, strict=True)) / len(sizes)
 
     runs = _runs(call.steps)
-    places = dict.fromkeys(_Search.of(runs, call.results, size).order() for size in sizes)
+    places = dict.fromkeys(_order(_Search.of(runs, call.results, size)) for size in sizes)
     found = [tuple(step for index in each for step in runs[index]) for each in places if each]
     shares = {steps: share(steps) for steps in found}
     return sorted((each for each in found if shares[each] <= 1 - WORTH), key=shares.__getitem__)
@@ -106,6 +107,33 @@ class _Way(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class _Touched:
+    """Buffers that steps touch.
+
+    Attributes:
+        made: what they allocate.
+        changed: that, and what is there before.
+        every: all of them.
+    """
+
+    made: frozenset[str]
+    changed: frozenset[str]
+    every: frozenset[str]
+
+    @classmethod
+    def of(cls, run: Steps) -> _Touched:
+        made = frozenset(name for step in run for name in step.writes if name not in step.mutates)
+        changed = frozenset(name for step in run for name in (*step.writes, *step.mutates))
+        return cls(made, changed, changed.union(*(step.reads for step in run)))
+
+    def waits_for(self, earlier: _Touched) -> bool:
+        """Whether the steps have to run after some that stand before them."""
+        return not (
+            self.every.isdisjoint(earlier.changed) and self.changed.isdisjoint(earlier.every)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Search:
     """All orders of steps, or runs of such, that come after what they depend on.
 
@@ -114,60 +142,66 @@ class _Search:
     Attributes:
         before: of each step, those that it runs after.
         made: bytes that each step allocates.
-        lives: of each buffer that none but these read, its bytes, and the steps that touch it.
+        lives: of each step, the bytes of every buffer that it touches and none but these read,
+            and the steps that touch it.
     """
 
     before: tuple[int, ...]
     made: tuple[int, ...]
-    lives: tuple[tuple[int, int], ...]
+    lives: tuple[tuple[tuple[int, int], ...], ...]
 
     @classmethod
     def of(cls, runs: Sequence[Steps], results: AbstractSet[str], size: Sizes) -> _Search:
-        new = [{n for step in run for n in step.writes if n not in step.mutates} for run in runs]
-        inside = sorted({name for names in new for name in names} - results)
-        touched = [{n for step in run for n in (*step.reads, *step.writes)} for run in runs]
+        each = [_Touched.of(run) for run in runs]
+        inside = {name for own in each for name in own.made} - results
+        touching = {name: _bits(name in own.every for own in each) for name in sorted(inside)}
         return cls(
-            tuple(_bits(_depends(run, each) for each in runs[:i]) for i, run in enumerate(runs)),
-            tuple(sum(size[name] for name in names) for names in new),
-            tuple((size[name], _bits(name in names for names in touched)) for name in inside),
+            tuple(
+                _bits(own.waits_for(earlier) for earlier in each[:i]) for i, own in enumerate(each)
+            ),
+            tuple(sum(size[name] for name in own.made) for own in each),
+            tuple(
+                tuple((size[name], bits) for name, bits in touching.items() if name in own.every)
+                for own in each
+            ),
         )
 
-    def order(self) -> tuple[int, ...]:
-        """The one with the lowest peak, and of these the one that moves fewest past others; none
-        where there are too many.
-        """
-        own = [[each for each in self.lives if each[1] >> i & 1] for i in range(len(self.before))]
-        ways = {0: _Way(0, 0, 0, ())}
-        looked_at = 0
-        for _ in self.before:
-            further: dict[int, _Way] = {}
-            for done, way in ways.items():
-                for step, before in enumerate(self.before):
-                    if done >> step & 1 or before & ~done:
-                        continue
-                    after = done | 1 << step
-                    there = way.there + self.made[step]
-                    peak = max(way.peak, there)
-                    moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
-                    known = further.get(after)
-                    if known and (known.peak, known.moved) <= (peak, moved):
-                        continue
-                    gone = sum(size for size, touching in own[step] if not touching & ~after)
-                    further[after] = _Way(peak, moved, there - gone, (*way.order, step))
-            ways, looked_at = further, looked_at + len(further)
-            if looked_at > MOST_SETS:
-                return ()
-        (best,) = ways.values()
-        return best.order
+    def further(self, done: int, way: _Way) -> Iterator[tuple[int, _Way]]:
+        """Sets of one step more, and the ways there."""
+        for step, before in enumerate(self.before):
+            if not done >> step & 1 and not before & ~done:
+                after = done | 1 << step
+                there = way.there + self.made[step]
+                gone = sum(size for size, touching in self.lives[step] if not touching & ~after)
+                moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
+                yield after, _Way(max(way.peak, there), moved, there - gone, (*way.order, step))
 
 
-def _depends(run: Steps, before: Steps) -> bool:
-    """Whether steps have to run after some that stand before them."""
-    changed = {name for step in run for name in (*step.writes, *step.mutates)}
-    touched = changed | {name for step in run for name in step.reads}
-    wrote = {name for step in before for name in (*step.writes, *step.mutates)}
-    read = {name for step in before for name in step.reads}
-    return not touched.isdisjoint(wrote) or not changed.isdisjoint(read)
+@cache
+def _order(search: _Search) -> tuple[int, ...]:
+    """One with a low peak, and near the one that steps are in: as low as any where no more sets of
+    as many steps have to be looked at than may be.
+    """
+    ways = {0: _Way(0, 0, 0, ())}
+    for _ in search.before:
+        found: dict[int, _Way] = {}
+        for done, way in ways.items():
+            for after, further in _worth_it(way, search.further(done, way)):
+                known = found.get(after)
+                if not known or (further.peak, further.moved) < (known.peak, known.moved):
+                    found[after] = further
+        least = sorted(found.items(), key=lambda each: (each[1].peak, each[1].there, each[1].moved))
+        ways = dict(least[:MOST_SETS])
+    (best,) = ways.values()
+    return best.order
+
+
+def _worth_it(way: _Way, ways: Iterable[tuple[int, _Way]]) -> Iterable[tuple[int, _Way]]:
+    """Of those a step further the first that takes nothing: what others give can come after it."""
+    found = list(ways)
+    free = (each for each in found if each[1].there <= way.there and each[1].peak <= way.peak)
+    first = next(free, None)
+    return [first] if first else found
 
 
 def _bits(flags: Iterable[bool]) -> int:

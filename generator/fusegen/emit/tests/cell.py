@@ -114,13 +114,7 @@ class TestContext:
     row_gradients: str
     group_gradients: str
     ops: str
-    forward_op: str
-    backward_op: str
-    forward_flags: str
-    backward_flags: str
-    forward_results: str
-    results_tuple: str
-    saved_names: str
+    many_archs: bool
     constructor: str
     meta_constructor: str
     cpu_constructor: str
@@ -128,7 +122,6 @@ class TestContext:
     left_out: str
     refusals: tuple[Refusal, ...]
     states: str
-    forward_arguments: str
     forward_states: str
     backward_states: str
     reduces: bool
@@ -199,15 +192,12 @@ def _counted(plan: ModulePlan) -> tuple[str, ...]:
     return tuple(symbol for symbol in symbols if symbol in found and symbol not in rows)
 
 
-def test_context(plan: ModulePlan) -> TestContext:
-    """What ``tests/test_<cell>.py`` states."""
+def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
+    """What ``tests/test_<cell>.py`` states, in a bundle of one architecture or of several."""
     sizes = sizes_of(plan)
     wanted = _wanted(plan)
     several = len(plan.outputs) if len(plan.outputs) > 1 else 0
     grouped = plan.groups is not None
-    scalars = [repr(attribute.default) for attribute in plan.attributes]
-    flags = ["True"] * len(plan.forward.flags) + scalars
-    results = [result.buffer for result in plan.forward.results]
     tokens = _ROWS * (_LEADING if plan.buffer(plan.inputs[0]).shape.leading else 1)
     called = called_states(plan)
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
@@ -246,14 +236,8 @@ def test_context(plan: ModulePlan) -> TestContext:
         row_inputs=_tuple([name for name in plan.inputs if _outer(plan, name) == plan.token_axis]),
         row_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.token_axis]),
         group_gradients=_tuple([name for name in wanted if _outer(plan, name) == plan.group_axis]),
-        ops=_ops(plan) if any(len(each.segments) > 1 for each in plan.directions) else "",
-        forward_op=op_name(plan, plan.forward),
-        backward_op=op_name(plan, plan.backward) if plan.backward.steps else "",
-        forward_flags=", ".join(flags),
-        backward_flags=", ".join(["True"] * len(plan.backward.flags) + scalars),
-        forward_results=_tuple(results),
-        results_tuple="results" if len(results) > 1 else "(results,)",
-        saved_names=_tuple([a.buffer for a in plan.backward.arguments[len(plan.incoming) :]]),
+        ops=_ops(plan, many_archs),
+        many_archs=many_archs,
         constructor=_constructor(plan, sizes),
         meta_constructor=_constructor(plan, sizes, '"meta"'),
         cpu_constructor=_constructor(plan, sizes, '"cpu"'),
@@ -271,7 +255,6 @@ def test_context(plan: ModulePlan) -> TestContext:
         main_grad_dtype=_main_grad_dtype(plan),
         gradient_dtype=_gradient_dtype(plan),
         adds=adds(plan),
-        forward_arguments=_tuple([argument.buffer for argument in plan.forward.arguments]),
         forward_states=_tuple(_changed(plan, plan.forward)) if moving else "",
         backward_states=_tuple(_changed(plan, plan.backward)),
         reduces=bool(plan.process_groups),
@@ -309,11 +292,14 @@ def _copied_parameters(plan: ModulePlan) -> str:
     return f"map(layer.get_parameter, {paths})"
 
 
-def _ops(plan: ModulePlan) -> str:
-    """Names, without numbers, of the ops of a training step, delayed gradients among them."""
+def _ops(plan: ModulePlan, many_archs: bool) -> str:
+    """Names of the ops of a training step, delayed gradients among them; for several architectures
+    without numbers, which each has its own of.
+    """
     directions = (each for each in plan.directions if each.name != "refresh")
-    names = (op_name(plan, program) for each in directions for program in each.programs)
-    stems = dict.fromkeys(f'"{name.rstrip(digits)}"' for name in names)
+    steps = (program for each in directions for program in each.programs if program.steps)
+    names = (op_name(plan, program) for program in steps)
+    stems = dict.fromkeys(f'"{name.rstrip(digits) if many_archs else name}"' for name in names)
     return f"{{{', '.join(stems)}}}"
 
 
