@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ CHAINS = [name for name in OFFERING if SPECS.modules[name].chain]
 SPLITS = torch.tensor([9, 0, 40])
 SIZES = {"E": 3, "H": 64, "F": 96, "K": 64, "D": 96, "S": 96}
 """Of constructors, by the symbols of the built-in chains."""
+HALVED = {"weight": -2, "bias": -1}
+"""Parameters of linears, and their axis of which a gated activation reads halves."""
 
 
 @pytest.fixture(scope="module")
@@ -104,31 +107,38 @@ def _further(module: str) -> tuple[Tensor, ...]:
     return ()
 
 
+def _halves(op: str) -> bool:
+    return any(tensor.halves for tensor in SPECS.ops[op].tensors.values())
+
+
 @pytest.mark.parametrize("recipe", SPECS.recipes)
 @pytest.mark.parametrize("module", CHAINS)
 def test_chains(bundle: str, module: str, recipe: str) -> None:
-    """Rows of the first weight and its bias change places: the same, up to the order of sums."""
+    """Rows of weights before gated activations, and of their biases, change places: the same, up to
+    the order of sums.
+    """
     chain = SPECS.modules[module].chain
-    first = next(item.as_ for item in chain if "linear" in item.op)
+    firsts = [one.as_ for one, other in pairwise(chain) if "linear" in one.op and _halves(other.op)]
     further = _further(module)
     x = _normal(64, 64, seed=1)
     found = []
     for options, place in (((), lambda t, _: t), ((INTERLEAVED,), interleave)):
         layer = _layer(bundle, module, recipe, *options)
-        linear = layer.get_submodule(first)
+        named = {f"{first}.{name}": dim for first in firsts for name, dim in HALVED.items()}
         with torch.no_grad():
-            for parameter, dim in ((linear.weight, -2), (linear.bias, -1)):
+            for name, dim in named.items():
+                parameter = layer.get_parameter(name)
                 value = _normal(*parameter.shape, seed=2 - dim).detach()
                 parameter.copy_(place(value, dim))
         result = layer(x, *further)
         y = result[0] if isinstance(result, tuple) else result
-        others = [p for p in layer.parameters() if p is not linear.weight and p is not linear.bias]
+        leaves = {**dict(layer.named_parameters()), "x": x}
         dy = _normal(*y.shape, seed=9).detach()
-        grads = torch.autograd.grad(y, [linear.weight, linear.bias, *others, x], dy)
-        found.append((y.detach(), *grads))
-    (y, dweight, dbias, *rest), others = found
-    wanted = (y, interleave(dweight, -2), interleave(dbias, -1), *rest)
-    for one, other in zip(wanted, others, strict=True):
+        gradients = torch.autograd.grad(y, list(leaves.values()), dy)
+        found.append({"y": y.detach(), **dict(zip(leaves, gradients, strict=True))})
+    whole, alternating = found
+    for name, other in alternating.items():
+        one = interleave(whole[name], named[name]) if name in named else whole[name]
         if recipe == "bf16":
             torch.testing.assert_close(other, one)
         error = (one.double() - other.double()).norm() / one.double().norm()

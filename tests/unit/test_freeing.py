@@ -20,6 +20,7 @@ from fusegen.passes.order import WORTH
 from fusegen.passes.pipeline import resolve_module
 from fusegen.publish.paths import builtin_specs
 from fusegen.steps.footprint import (
+    Peaks,
     Stretch,
     backward_peak,
     bytes_of,
@@ -27,7 +28,6 @@ from fusegen.steps.footprint import (
     for_each_token,
     held,
     needed_inside,
-    peak,
     stretches,
     typical_sizes,
 )
@@ -187,12 +187,14 @@ def test_the_worst_moment_of_one_op_and_of_two() -> None:
     size = {"s": 100, "t": 30, "r": 7, "q": 20}
     steps = [step("s", "t"), step("t", "r"), step("r", "q")]
     leaving, outside = frozenset("rq"), frozenset("s")
-    one = stretches(steps, (), leaving, outside)
-    assert one == (Stretch(tuple(steps), leaving),)
-    assert peak(one, frozenset("s"), leaving, size) == 100 + 27 + 30 - 20
-    two = stretches(steps, (1,), leaving, outside)
-    assert [each.results for each in two] == [frozenset("t"), frozenset("rq")]
-    assert peak(two, frozenset("s"), leaving, size) == 100 + 30
+    assert stretches(steps, (), leaving, outside) == (Stretch(tuple(steps), leaving),)
+    first, second = stretches(steps, (1,), leaving, outside)
+    assert (first.results, second.results) == (frozenset("t"), leaving)
+    peaks = Peaks.of(steps, outside, leaving, size)
+    assert peaks.of_calls(()) == 100 + 27 + 30 - 20
+    assert peaks.of_calls((1,)) == 100 + 30
+    assert peaks.of_calls((1, 2)) == peaks.of_calls((1,))
+    assert needed_inside(second, size) == 20 + 7
 
 
 def test_what_is_held_is_told_for_each_token_and_parameter() -> None:

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:73bd8aabdb2ca9de
+# checksum sha256:c405b5fc4f7deaae
 """Tests of grouped_linear__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("grouped_linear__mxfp8_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"grouped_linear__mxfp8_forward", "grouped_linear__mxfp8_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

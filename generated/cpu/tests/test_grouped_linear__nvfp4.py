@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:134d06f1566d36e7
+# checksum sha256:aaa360e919a29ce2
 """Tests of grouped_linear__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("grouped_linear__nvfp4_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"grouped_linear__nvfp4_forward", "grouped_linear__nvfp4_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:4fb107ed8badfe0b
+# checksum sha256:f3dd7776a63e94d7
 """Tests of grouped_mlp__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_block__add_to_main_grad_backward_3",
         "grouped_mlp__fp8_block__add_to_main_grad_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:c79012b92112e026
+# checksum sha256:85f65991b91957d4
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_3",
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:1182895e91d597b9
+# checksum sha256:5968b0e6ac92e199
 """Tests of moe_permute__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("moe_permute__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"moe_permute__bf16_forward", "moe_permute__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

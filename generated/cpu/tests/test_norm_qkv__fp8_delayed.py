@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:d07ba9f073ed269f
+# checksum sha256:3e608ca0f03da63a
 """Tests of norm_qkv__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("norm_qkv__fp8_delayed_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"norm_qkv__fp8_delayed_forward", "norm_qkv__fp8_delayed_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:4144f4bffda5f6aa
+# checksum sha256:1ca0cc7e6b99547a
 """Tests of grouped_mlp__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__bf16_backward_2",
         "grouped_mlp__bf16_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:57f2727770330c18
+# checksum sha256:98b8ac16e8b92421
 """Tests of grouped_mlp__nvfp4, printed from its plan."""
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__nvfp4_backward_2",
         "grouped_mlp__nvfp4_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

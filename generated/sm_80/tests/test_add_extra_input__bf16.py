@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/add_extra_input.yaml,
 #      specs/ops/add_extra_input.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:9a4f83445b775a8c
+# checksum sha256:20b5a57b308d7c82
 """Tests of add_extra_input__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("add_extra_input__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"add_extra_input__bf16_forward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:22ff015b6824ae98
+# checksum sha256:734240beb4e5dbf6
 """Tests of grouped_linear__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("grouped_linear__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"grouped_linear__bf16_forward", "grouped_linear__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

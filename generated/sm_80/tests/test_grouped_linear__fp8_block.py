@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:6580597c8efde9be
+# checksum sha256:a0845486bbe7da87
 """Tests of grouped_linear__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def test_opcheck(device: str) -> None:
         "grouped_linear__fp8_block_forward",
         "grouped_linear__fp8_block_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:b929247bccfd5f25
+# checksum sha256:c720556e96d7c203
 """Tests of grouped_mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed_backward_3",
         "grouped_mlp__fp8_delayed_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:937ef00c9718840e
+# checksum sha256:743aede6fa877133
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_1",
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_2",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

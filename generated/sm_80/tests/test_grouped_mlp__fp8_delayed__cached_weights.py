@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:3d3a53d6ab38f9c5
+# checksum sha256:1ecebd9803ac304d
 """Tests of grouped_mlp__fp8_delayed__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -280,8 +280,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__cached_weights_backward_3",
         "grouped_mlp__fp8_delayed__cached_weights_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())
@@ -636,7 +636,7 @@ def test_opcheck_of_refresh(device: str) -> None:
         ),
         True,
     )
-    support.opcheck("grouped_mlp__fp8_delayed__cached_weights_refresh", arguments)
+    support.opcheck(support.op("grouped_mlp__fp8_delayed__cached_weights_refresh"), arguments)
 
 
 @pytest.mark.parametrize("compile_it", [False, True])

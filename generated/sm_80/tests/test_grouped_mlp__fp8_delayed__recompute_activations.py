@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:ad6a1b2552b3bd7e
+# checksum sha256:55bc5edc601826cf
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__recompute_activations_backward_1",
         "grouped_mlp__fp8_delayed__recompute_activations_backward_2",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

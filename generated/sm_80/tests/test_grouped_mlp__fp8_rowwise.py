@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:2190df013e094dfa
+# checksum sha256:035e78dcc9b68aea
 """Tests of grouped_mlp__fp8_rowwise, printed from its plan."""
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_rowwise_backward_3",
         "grouped_mlp__fp8_rowwise_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:57eb9e772f5044ac
+# checksum sha256:98795c0e3e64dabe
 """Tests of linear_activation__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def test_opcheck(device: str) -> None:
         "linear_activation__bf16_forward",
         "linear_activation__bf16_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:3c007ca014dd290e
+# checksum sha256:4e7fd594b8d6a4a1
 """Tests of linear_activation__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def test_opcheck(device: str) -> None:
         "linear_activation__fp8_block_forward",
         "linear_activation__fp8_block_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:189d10f13713370d
+# checksum sha256:04043efc755bed61
 """Tests of linear_activation__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def test_opcheck(device: str) -> None:
         "linear_activation__fp8_delayed_forward",
         "linear_activation__fp8_delayed_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:1a47679d6c63a67a
+# checksum sha256:4228e2b2c1cbf240
 """Tests of linear_residual__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("linear_residual__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"linear_residual__bf16_forward", "linear_residual__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

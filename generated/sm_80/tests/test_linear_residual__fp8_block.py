@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:2326d35ecbdf4ab5
+# checksum sha256:7ac2391bd1165303
 """Tests of linear_residual__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def test_opcheck(device: str) -> None:
         "linear_residual__fp8_block_forward",
         "linear_residual__fp8_block_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

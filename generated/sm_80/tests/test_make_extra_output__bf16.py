@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/make_extra_output.yaml,
 #      specs/ops/make_extra_output.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:f0dd48c8e6fe101f
+# checksum sha256:0cf13797a6af856b
 """Tests of make_extra_output__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def test_opcheck(device: str) -> None:
         "make_extra_output__bf16_forward",
         "make_extra_output__bf16_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

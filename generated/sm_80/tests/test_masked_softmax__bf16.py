@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/masked_softmax.yaml,
 #      specs/ops/masked_softmax.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:28f9864161be0f28
+# checksum sha256:2758b0245e2f8e63
 """Tests of masked_softmax__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("masked_softmax__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"masked_softmax__bf16_forward", "masked_softmax__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

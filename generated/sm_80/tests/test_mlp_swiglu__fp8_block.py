@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:0043aba4d302eaea
+# checksum sha256:2b06a1a1de93bc18
 """Tests of mlp_swiglu__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def test_opcheck(device: str) -> None:
         "mlp_swiglu__fp8_block_backward_3",
         "mlp_swiglu__fp8_block_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

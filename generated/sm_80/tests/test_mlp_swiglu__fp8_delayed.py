@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:4822c2ad6619a9ad
+# checksum sha256:d7a9aa0167f9dcae
 """Tests of mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ def test_opcheck(device: str) -> None:
         "mlp_swiglu__fp8_delayed_backward_3",
         "mlp_swiglu__fp8_delayed_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:40198f4f636baaa6
+# checksum sha256:52ceebd4768ed873
 """Tests of norm_mlp_swiglu__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def test_opcheck(device: str) -> None:
         "norm_mlp_swiglu__fp8_block_backward_3",
         "norm_mlp_swiglu__fp8_block_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:dc1b235de9770249
+# checksum sha256:b1bf74d4dced4974
 """Tests of residual_rms_norm__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def test_opcheck(device: str) -> None:
         "residual_rms_norm__bf16_forward",
         "residual_rms_norm__bf16_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

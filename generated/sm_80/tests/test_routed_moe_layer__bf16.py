@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:45633a971295f2f5
+# checksum sha256:22de763211aa3a89
 """Tests of routed_moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def test_opcheck(device: str) -> None:
         "routed_moe_layer__bf16_backward_1",
         "routed_moe_layer__bf16_backward_2",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

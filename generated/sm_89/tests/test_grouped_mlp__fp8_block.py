@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:f654e135f1696abf
+# checksum sha256:f54524df8fc8d09a
 """Tests of grouped_mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_block_backward_2",
         "grouped_mlp__fp8_block_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

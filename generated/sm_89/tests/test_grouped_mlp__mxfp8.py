@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:35699942dcd75475
+# checksum sha256:0156c155696fd252
 """Tests of grouped_mlp__mxfp8, printed from its plan."""
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__mxfp8_backward_3",
         "grouped_mlp__mxfp8_backward_4",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -58,24 +58,24 @@ def op(name: str) -> Any:
 
 
 class Calls(TorchDispatchMode):
-    """Keeps what each op whose name begins so is called with first."""
+    """Keeps each op whose name begins so, and what it is called with first, by its name."""
 
     def __init__(self, begin: str) -> None:
         super().__init__()
         self.begin = begin
-        self.calls: dict[str, tuple[Any, ...]] = {}
+        self.calls: dict[str, tuple[Any, tuple[Any, ...]]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        space, _, name = func.name().partition("::")
-        if space == _library.NAMESPACE and name.startswith(self.begin):
+        name = func.name().rpartition("::")[2]
+        if name.startswith(self.begin):
             kept = (a.clone() if isinstance(a, Tensor) else a for a in args)
-            self.calls.setdefault(name, tuple(kept))
+            self.calls.setdefault(name, (func, tuple(kept)))
         return func(*args, **(kwargs or {}))
 
 
-def opcheck(name: str, arguments: tuple[Any, ...]) -> None:
+def opcheck(checked: Any, arguments: tuple[Any, ...]) -> None:
     """PyTorch's own tests of an op.
 
     The one for schemas does arithmetic on its arguments, which float8 tensors do not have.
@@ -83,7 +83,7 @@ def opcheck(name: str, arguments: tuple[Any, ...]) -> None:
     tests = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     if all(a.element_size() > 1 for a in arguments if isinstance(a, Tensor)):
         tests.append("test_schema")
-    torch.library.opcheck(op(name), arguments, test_utils=tests)
+    torch.library.opcheck(checked, arguments, test_utils=tests)
 
 
 def random_tensor(

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/constant_scale.yaml,
 #      specs/ops/constant_scale.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:82311b991f3de254
+# checksum sha256:4bf95aad28d95155
 """Tests of constant_scale__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("constant_scale__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"constant_scale__bf16_forward", "constant_scale__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

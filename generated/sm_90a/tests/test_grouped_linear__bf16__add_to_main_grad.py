@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:e9539c97f653892d
+# checksum sha256:a34ef5b3bb2e9624
 """Tests of grouped_linear__bf16__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def test_opcheck(device: str) -> None:
         "grouped_linear__bf16__add_to_main_grad_forward",
         "grouped_linear__bf16__add_to_main_grad_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

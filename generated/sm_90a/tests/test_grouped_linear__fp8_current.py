@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:0b232aa705ece871
+# checksum sha256:0464b83bea35e36c
 """Tests of grouped_linear__fp8_current, printed from its plan."""
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def test_opcheck(device: str) -> None:
         "grouped_linear__fp8_current_forward",
         "grouped_linear__fp8_current_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

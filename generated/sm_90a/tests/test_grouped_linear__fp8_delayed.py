@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:30de2df255f79438
+# checksum sha256:bd39c5f156ef1a57
 """Tests of grouped_linear__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def test_opcheck(device: str) -> None:
         "grouped_linear__fp8_delayed_forward",
         "grouped_linear__fp8_delayed_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:6c84107c54457e07
+# checksum sha256:cbf9ff8fc0205876
 """Tests of grouped_mlp__bf16__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__bf16__add_to_main_grad_backward_2",
         "grouped_mlp__bf16__add_to_main_grad_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:740cec1858cddf0b
+# checksum sha256:6761613009c5c13f
 """Tests of grouped_mlp__fp8_block__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_block__add_to_main_grad_backward_2",
         "grouped_mlp__fp8_block__add_to_main_grad_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:48c2162833ff12ff
+# checksum sha256:7d9936da624745db
 """Tests of grouped_mlp__fp8_block__cached_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_block__cached_weights_backward_2",
         "grouped_mlp__fp8_block__cached_weights_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())
@@ -599,7 +599,7 @@ def test_opcheck_of_refresh(device: str) -> None:
             )
         ),
     )
-    support.opcheck("grouped_mlp__fp8_block__cached_weights_refresh", arguments)
+    support.opcheck(support.op("grouped_mlp__fp8_block__cached_weights_refresh"), arguments)
 
 
 @pytest.mark.parametrize("compile_it", [False, True])

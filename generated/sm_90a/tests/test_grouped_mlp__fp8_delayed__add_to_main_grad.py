@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:7032d1addc68c091
+# checksum sha256:d3341b157f9f793b
 """Tests of grouped_mlp__fp8_delayed__add_to_main_grad, printed from its plan."""
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_2",
         "grouped_mlp__fp8_delayed__add_to_main_grad_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

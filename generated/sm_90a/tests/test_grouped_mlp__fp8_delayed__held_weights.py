@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:2c4944949193b4e9
+# checksum sha256:4350fa3e893fd4a4
 """Tests of grouped_mlp__fp8_delayed__held_weights, printed from its plan."""
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__held_weights_backward_1",
         "grouped_mlp__fp8_delayed__held_weights_backward_2",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

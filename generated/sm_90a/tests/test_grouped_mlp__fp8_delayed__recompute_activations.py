@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:a581546373af063f
+# checksum sha256:9378308eb0454eee
 """Tests of grouped_mlp__fp8_delayed__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__fp8_delayed__recompute_activations_backward_2",
         "grouped_mlp__fp8_delayed__recompute_activations_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

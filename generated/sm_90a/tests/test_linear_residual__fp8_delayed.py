@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:0d7aad2139608744
+# checksum sha256:30f90a7d9de135a2
 """Tests of linear_residual__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def test_opcheck(device: str) -> None:
         "linear_residual__fp8_delayed_forward",
         "linear_residual__fp8_delayed_backward",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

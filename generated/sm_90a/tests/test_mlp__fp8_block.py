@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:1e8cf4478decb63c
+# checksum sha256:012e10fa6174bc24
 """Tests of mlp__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def test_opcheck(device: str) -> None:
         "mlp__fp8_block_backward_2",
         "mlp__fp8_block_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

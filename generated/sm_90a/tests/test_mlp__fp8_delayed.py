@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:9e1d0ad8a3b94b33
+# checksum sha256:496075e262e8b4c8
 """Tests of mlp__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def test_opcheck(device: str) -> None:
         "mlp__fp8_delayed_backward_2",
         "mlp__fp8_delayed_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

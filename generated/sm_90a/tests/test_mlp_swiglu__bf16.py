@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:a4c74580d1db9e5d
+# checksum sha256:61daf835e5ced9f2
 """Tests of mlp_swiglu__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def test_opcheck(device: str) -> None:
         "mlp_swiglu__bf16_backward_2",
         "mlp_swiglu__bf16_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:5c686db6d2c131a0
+# checksum sha256:afafc753e15d6545
 """Tests of moe_layer__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def test_opcheck(device: str) -> None:
         "moe_layer__bf16_backward_2",
         "moe_layer__bf16_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:0a9fffde92511c55
+# checksum sha256:77010b3f4c1defd5
 """Tests of norm_mlp_swiglu__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def test_opcheck(device: str) -> None:
         "norm_mlp_swiglu__bf16_backward_2",
         "norm_mlp_swiglu__bf16_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:820ceeb17a9005ba
+# checksum sha256:100ad8aa39c4be44
 """Tests of norm_mlp_swiglu__fp8_delayed, printed from its plan."""
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def test_opcheck(device: str) -> None:
         "norm_mlp_swiglu__fp8_delayed_backward_2",
         "norm_mlp_swiglu__fp8_delayed_backward_3",
     }
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

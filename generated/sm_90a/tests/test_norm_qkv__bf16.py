@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:3b57f4bccbbef173
+# checksum sha256:01717dd865c81d4a
 """Tests of norm_qkv__bf16, printed from its plan."""
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("norm_qkv__bf16_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"norm_qkv__bf16_forward", "norm_qkv__bf16_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

@@ -3,7 +3,7 @@
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/tests/test_cell.py.j2
-# checksum sha256:a5568e451416159b
+# checksum sha256:5fcadce40d745911
 """Tests of norm_qkv__fp8_block, printed from its plan."""
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def test_opcheck(device: str) -> None:
     with support.Calls("norm_qkv__fp8_block_") as ops:
         run(tensors, dy)
     assert ops.calls.keys() == {"norm_qkv__fp8_block_forward", "norm_qkv__fp8_block_backward"}
-    for name, arguments in ops.calls.items():
-        support.opcheck(name, arguments)
+    for op, arguments in ops.calls.values():
+        support.opcheck(op, arguments)
 
 
 @pytest.mark.parametrize("device", support.devices())

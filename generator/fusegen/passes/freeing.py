@@ -9,19 +9,19 @@ and has to earn that; an order that is not the module's has to earn as much.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import combinations, islice, pairwise
+from dataclasses import dataclass
+from itertools import combinations, islice
 from operator import attrgetter
 
 from ..ir.dtypes import DType
 from ..ir.program import Program
 from ..ir.shapes import first_factor
 from ..steps import decodes
-from ..steps.footprint import Axes, bytes_of, peaks, typical
+from ..steps.footprint import Axes, Peaks, bytes_of, typical
 from .draft import Draft
-from .order import WORTH, calls_of, order_inside, orders
+from .order import WORTH, order_inside, orders
 
-MOST_CUTS, MOST_PLACES = 3, 10
+MOST_CUTS, MOST_PLACES = 3, 8
 """Of a backward, and from how many places they are chosen: those where most goes."""
 LOOKED_AT = 4
 """Ways that are looked at with the steps of each op in the best order."""
@@ -101,37 +101,27 @@ class _Judge:
         saved: what the forward made for it.
         size: bytes of buffers.
         whole: the peak that its own is compared with.
-        calls: peaks of ops that were asked for, by the steps that they begin and end with.
+        peaks: of ops that it may be cut into.
     """
 
     backward: Program
     saved: frozenset[str]
     size: Mapping[str, int]
     whole: int
-    calls: dict[tuple[int, int], int] = field(default_factory=dict)
+    peaks: Peaks
 
     @classmethod
     def of(
         cls, draft: Draft, backward: Program, beside: Program, size: Mapping[str, int]
     ) -> _Judge:
         saved = frozenset(result.buffer for result in draft.saved) - {*draft.arguments}
-        return cls(backward, saved, size, max(cls(beside, saved, size, 0)._peak(()), 1))
-
-    def _peak(self, cuts: tuple[int, ...]) -> int:
-        return max(self._call(*ends) for ends in pairwise((0, *cuts, len(self.backward.steps))))
-
-    def _call(self, begin: int, end: int) -> int:
-        """The peak of an op of the steps from one to before another."""
-        if (begin, end) not in self.calls:
-            leaving = frozenset(result.buffer for result in self.backward.results)
-            calls = calls_of(self.backward, {begin, end} - {0, len(self.backward.steps)})
-            found = peaks(calls, self.saved, leaving, self.size)
-            self.calls[begin, end] = next(islice(found, int(begin > 0), None))
-        return self.calls[begin, end]
+        leaving = frozenset(result.buffer for result in backward.results)
+        whole, own = (Peaks.of(e.steps, saved, leaving, size) for e in (beside, backward))
+        return cls(backward, saved, size, max(whole.of_calls(()), 1), own)
 
     def share(self, cuts: tuple[int, ...]) -> float:
         """The peak of several ops over what it is compared with."""
-        return self._peak(cuts) / self.whole
+        return self.peaks.of_calls(cuts) / self.whole
 
     def lets_go(self, place: int) -> float:
         """The share of what is read for the last time just before a step."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import nsmallest
+from operator import itemgetter
 from typing import NamedTuple
 
 from ..ir.program import Program
@@ -63,7 +65,9 @@ def calls_of(backward: Program, cuts: Iterable[int]) -> tuple[Stretch, ...]:
 
 
 def _lower(call: Stretch, sizes: Sequence[Sizes]) -> list[Steps]:
-    """Orders with the lowest peak at one of these sizes that pay at all of them, the best first."""
+    """Orders with the lowest peak at one of these sizes, where it pays there and over all of them,
+    the best first.
+    """
     now = [max(needed_inside(call, size), 1) for size in sizes]
 
     def share(steps: Steps) -> float:
@@ -71,7 +75,9 @@ def _lower(call: Stretch, sizes: Sequence[Sizes]) -> list[Steps]:
         return sum(peak / own for peak, own in zip(peaks, now, strict=True)) / len(sizes)
 
     runs = _runs(call.steps)
-    places = dict.fromkeys(_order(_Search.of(runs, call.results, size)) for size in sizes)
+    limits = [int(peak * (1 - WORTH)) for peak in now]
+    pairs = zip(sizes, limits, strict=True)
+    places = dict.fromkeys(_order(_Search.of(runs, call.results, *each)) for each in pairs)
     found = [tuple(step for index in each for step in runs[index]) for each in places if each]
     shares = {steps: share(steps) for steps in found}
     return sorted((each for each in found if shares[each] <= 1 - WORTH), key=shares.__getitem__)
@@ -95,14 +101,14 @@ class _Way(NamedTuple):
 
     Attributes:
         peak: bytes at the worst moment.
-        moved: pairs of steps that changed their order.
         there: bytes that are there at the end.
+        moved: pairs of steps that changed their order.
         order: positions of the steps.
     """
 
     peak: int
-    moved: int
     there: int
+    moved: int
     order: tuple[int, ...]
 
 
@@ -144,14 +150,18 @@ class _Search:
         made: bytes that each step allocates.
         lives: of each step, the bytes of every buffer that it touches and none but these read,
             and the steps that touch it.
+        most: bytes at the worst moment of an order that pays.
     """
 
     before: tuple[int, ...]
     made: tuple[int, ...]
     lives: tuple[tuple[tuple[int, int], ...], ...]
+    most: int
 
     @classmethod
-    def of(cls, runs: Sequence[Steps], results: AbstractSet[str], size: Sizes) -> _Search:
+    def of(
+        cls, runs: Sequence[Steps], results: AbstractSet[str], size: Sizes, most: int
+    ) -> _Search:
         each = [_Touched.of(run) for run in runs]
         inside = {name for own in each for name in own.made} - results
         touching = {name: _bits(name in own.every for own in each) for name in sorted(inside)}
@@ -164,44 +174,49 @@ class _Search:
                 tuple((size[name], bits) for name, bits in touching.items() if name in own.every)
                 for own in each
             ),
+            most,
         )
 
-    def further(self, done: int, way: _Way) -> Iterator[tuple[int, _Way]]:
-        """Sets of one step more, and the ways there."""
-        for step, before in enumerate(self.before):
-            if not done >> step & 1 and not before & ~done:
+    def further(self, done: int, way: _Way) -> list[tuple[int, _Way]]:
+        """Sets of one step more, and the ways there that may pay: the first step alone that takes
+        nothing, where there is one, since whatever others give can come after it.
+        """
+        found = []
+        for step in self._ready(done):
+            there = way.there + self.made[step]
+            if there <= self.most:
                 after = done | 1 << step
-                there = way.there + self.made[step]
-                gone = sum(size for size, touching in self.lives[step] if not touching & ~after)
+                gone = sum([size for size, touching in self.lives[step] if not touching & ~after])
                 moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
-                yield after, _Way(max(way.peak, there), moved, there - gone, (*way.order, step))
+                each = _Way(max(way.peak, there), there - gone, moved, (*way.order, step))
+                if each.peak == way.peak and each.there <= way.there:
+                    return [(after, each)]
+                found.append((after, each))
+        return found
+
+    def _ready(self, done: int) -> list[int]:
+        """Steps that may run next."""
+        before, left = self.before, ~done
+        return [i for i in range(len(before)) if left >> i & 1 and not before[i] & left]
 
 
 @cache
 def _order(search: _Search) -> tuple[int, ...]:
-    """One with a low peak, and near the one that steps are in: as low as any where no more sets of
-    as many steps have to be looked at than may be.
+    """One with a low peak, and near the one that steps are in; none where none pays.  It is as low
+    as any where no more sets of as many steps have to be looked at than may be.
     """
     ways = {0: _Way(0, 0, 0, ())}
     for _ in search.before:
         found: dict[int, _Way] = {}
         for done, way in ways.items():
-            for after, further in _worth_it(way, search.further(done, way)):
+            for after, further in search.further(done, way):
                 known = found.get(after)
-                if not known or (further.peak, further.moved) < (known.peak, known.moved):
+                if known is None or further < known:
                     found[after] = further
-        least = sorted(found.items(), key=lambda each: (each[1].peak, each[1].there, each[1].moved))
-        ways = dict(least[:MOST_SETS])
-    (best,) = ways.values()
-    return best.order
-
-
-def _worth_it(way: _Way, ways: Iterable[tuple[int, _Way]]) -> Iterable[tuple[int, _Way]]:
-    """Of those a step further the first that takes nothing: what others give can come after it."""
-    found = list(ways)
-    free = (each for each in found if each[1].there <= way.there and each[1].peak <= way.peak)
-    first = next(free, None)
-    return [first] if first else found
+        ways = found
+        if len(found) > MOST_SETS:
+            ways = dict(nsmallest(MOST_SETS, found.items(), key=itemgetter(1)))
+    return next((best.order for best in ways.values()), ())
 
 
 def _bits(flags: Iterable[bool]) -> int:

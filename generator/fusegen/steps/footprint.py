@@ -8,7 +8,7 @@ it returns.  Between two calls whatever no later one reads may go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
@@ -180,11 +180,9 @@ def backward_peak(plan: ModulePlan, lengths: Mapping[str, int]) -> int:
     direction = plan.direction("backward")
     assert direction is not None, "a plan has a backward"
     leaving = frozenset(r.buffer for r in plan.backward.results)
-    calls = [
-        Stretch(each.steps, frozenset(r.buffer for r in each.results))
-        for each in direction.programs
-    ]
-    return peak(calls, frozenset(held(plan)), leaving, size)
+    steps = [step for program in direction.programs for step in program.steps]
+    cuts = accumulate(len(program.steps) for program in direction.programs[:-1])
+    return Peaks.of(steps, frozenset(held(plan)), leaving, size).of_calls(tuple(cuts))
 
 
 def stretches(
@@ -208,45 +206,82 @@ def stretches(
     return tuple(found)
 
 
-def peak(
-    calls: Sequence[Stretch], kept: frozenset[str], leaving: frozenset[str], size: Mapping[str, int]
-) -> int:
-    """Bytes at the worst moment of a direction, over all of its calls."""
-    return max(peaks(calls, kept, leaving, size), default=0)
-
-
-def peaks(
-    calls: Sequence[Stretch], kept: frozenset[str], leaving: frozenset[str], size: Mapping[str, int]
-) -> Iterator[int]:
-    """Bytes at the worst moment of each call of a direction.
-
-    That of a call follows from where it begins and ends, wherever else the direction is cut.
-
-    Args:
-        calls: of the direction.
-        kept: what its caller gives and lets go of once no further call reads it.
-        leaving: results of the direction.
-        size: bytes of buffers.
-    """
-    there = set(kept)
-    for index, call in enumerate(calls):
-        yield sum(size[name] for name in there) + needed_inside(call, size)
-        later = {name for each in calls[index + 1 :] for s in each.steps for name in s.reads}
-        there = {name for name in there | call.results if name in later or name in leaving}
-
-
 def needed_inside(call: Stretch, size: Mapping[str, int]) -> int:
     """Bytes that a call allocates at most: results and workspace."""
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for index, step in enumerate(call.steps):
-        for name in (*step.reads, *step.writes):
-            first.setdefault(name, index)
-            last[name] = index
-    made = {name for step in call.steps for name in step.writes if name not in step.mutates}
-    change = [0] * (len(call.steps) + 1)
-    for name in made:
-        change[first[name]] += size[name]
-        if name not in call.results:
-            change[last[name] + 1] -= size[name]
-    return max(accumulate(change))
+    return Peaks.of(call.steps, frozenset(), call.results, size).of_calls(())
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes at the worst moments of calls, wherever a direction is cut into these.
+
+    Attributes:
+        entering: bytes that are there before a call that begins with each step.
+        allocated: bytes that each step is the first to touch.
+        freed: of each step, the buffers that it is the last to touch, but for results of the
+            direction: which step was the first to, and bytes.
+        running: of steps that calls began with, the most bytes that these have allocated, by steps.
+    """
+
+    entering: tuple[int, ...]
+    allocated: tuple[int, ...]
+    freed: tuple[tuple[tuple[int, int], ...], ...]
+    running: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[Step],
+        kept: frozenset[str],
+        leaving: frozenset[str],
+        size: Mapping[str, int],
+    ) -> Peaks:
+        """Of the steps of a direction, in their order.
+
+        Args:
+            steps: of all calls.
+            kept: what the caller gives and lets go of once no further call reads it.
+            leaving: results of the direction.
+            size: bytes of buffers.
+        """
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, step in enumerate(steps):
+            for name in (*step.reads, *step.writes):
+                first.setdefault(name, index)
+                last[name] = index
+        made = {name for step in steps for name in step.writes if name not in step.mutates}
+        allocated, change = [0] * len(steps), [0] * (len(steps) + 1)
+        freed: list[list[tuple[int, int]]] = [[] for _ in steps]
+        for name in sorted(made | kept):
+            since, until = first.get(name, 0), last.get(name, 0)
+            if name in made:
+                allocated[since] += size[name]
+            if name in leaving:
+                until = len(steps) - 1
+            elif name in made:
+                freed[until].append((since, size[name]))
+            since = 0 if name in kept else since
+            change[since] += size[name]
+            change[until] -= size[name]
+        there = (0, *accumulate(change))
+        entering = (sum(size[name] for name in kept), *there[1 : len(steps)])
+        return cls(entering, tuple(allocated), tuple(map(tuple, freed)))
+
+    def of_calls(self, cuts: Sequence[int]) -> int:
+        """Of all, where a further call begins with each of these steps."""
+        ends = (0, *cuts, len(self.allocated))
+        return max(self._of_call(*each) for each in pairwise(ends))
+
+    def _of_call(self, begin: int, end: int) -> int:
+        if begin not in self.running:
+            self.running[begin] = tuple(accumulate(self._inside(begin), max))
+        return self.entering[begin] + self.running[begin][end - begin - 1] if end > begin else 0
+
+    def _inside(self, begin: int) -> Iterator[int]:
+        """What a call has allocated while each of its steps runs."""
+        there = 0
+        for allocated, freed in zip(self.allocated[begin:], self.freed[begin:], strict=True):
+            there += allocated
+            yield there
+            there -= sum(size for since, size in freed if since >= begin)
