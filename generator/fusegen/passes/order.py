@@ -39,7 +39,7 @@ def orders(backward: Program, sizes: Sequence[Sizes]) -> Iterator[Program]:
         sizes: bytes of buffers, in every layer that counts.
     """
     yield backward
-    (whole,) = calls_of(backward, ())
+    (whole,) = _calls_of(backward, ())
     for steps in _lower(whole, sizes):
         yield replace(backward, steps=steps)
 
@@ -52,12 +52,12 @@ def order_inside(backward: Program, cuts: tuple[int, ...], sizes: Sequence[Sizes
         cuts: positions of the steps that a further op begins with.
         sizes: bytes of buffers, in every layer that counts.
     """
-    calls = calls_of(backward, cuts)
+    calls = _calls_of(backward, cuts)
     steps = (step for call in calls for step in next(iter(_lower(call, sizes)), call.steps))
     return replace(backward, steps=tuple(steps))
 
 
-def calls_of(backward: Program, cuts: Iterable[int]) -> tuple[Stretch, ...]:
+def _calls_of(backward: Program, cuts: Iterable[int]) -> tuple[Stretch, ...]:
     """The ops of a backward that is cut before the steps at these positions."""
     leaving = frozenset(result.buffer for result in backward.results)
     outside = frozenset(argument.buffer for argument in backward.arguments)
@@ -97,7 +97,7 @@ def _runs(steps: Steps) -> tuple[Steps, ...]:
 
 
 class _Way(NamedTuple):
-    """Some steps in an order: the best of all orders of these.
+    """Some steps in an order: the best that was found of these.
 
     Attributes:
         peak: bytes at the worst moment.

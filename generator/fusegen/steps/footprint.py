@@ -253,7 +253,7 @@ class Peaks:
         made = {name for step in steps for name in step.writes if name not in step.mutates}
         allocated, change = [0] * len(steps), [0] * (len(steps) + 1)
         freed: list[list[tuple[int, int]]] = [[] for _ in steps]
-        for name in sorted(made | kept):
+        for name in made | kept:
             since, until = first.get(name, 0), last.get(name, 0)
             if name in made:
                 allocated[since] += size[name]

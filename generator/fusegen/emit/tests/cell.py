@@ -297,8 +297,8 @@ def _ops(plan: ModulePlan, many_archs: bool) -> str:
     without numbers, which each has its own of.
     """
     directions = (each for each in plan.directions if each.name != "refresh")
-    steps = (program for each in directions for program in each.programs if program.steps)
-    names = (op_name(plan, program) for program in steps)
+    programs = (program for each in directions for program in each.programs if program.steps)
+    names = (op_name(plan, program) for program in programs)
     stems = dict.fromkeys(f'"{name.rstrip(digits) if many_archs else name}"' for name in names)
     return f"{{{', '.join(stems)}}}"
 
