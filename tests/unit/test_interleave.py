@@ -33,7 +33,7 @@ def plan_of(module: str, recipe: str, arch: str, *options: str) -> ModulePlan:
 
 
 def pointwise(plan: ModulePlan) -> list[Step]:
-    """Expressions by what they give: fusions, which differ, may have their backward in other orders."""
+    """Expressions by what they give: a backward of other fusions may run in another order."""
     return sorted((step for step in plan.steps if step.pointwise), key=lambda step: step.writes)
 
 
