@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..steps import add, narrow, pointwise
+from ..steps import add, narrow, outer, pointwise
 from .contract import Contract
 from .family import Family
 
@@ -13,6 +13,7 @@ POINTWISE = Family(
         pointwise.POINTWISE_GRAD.name,
         add.ADD.name,
         narrow.NARROW.name,
+        outer.OUTER.name,
     ),
     launch=pointwise.LAUNCH,
     summary="A pointwise kernel per element type.",

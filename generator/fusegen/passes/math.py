@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
 from ..ir.naming import gradient
-from ..ir.shapes import product
+from ..ir.shapes import Expr, product
 from ..ir.step import Access, Operand, Pointwise, PointwiseOperand, Step
 from ..math import (
     Derivations,
@@ -107,11 +107,12 @@ def attach_formula(buffers: Mapping[str, Buffer], step: Step) -> tuple[Step, Pro
     (result,) = step.outputs
     written = parse(formula(step), slots)
     program = Program(slots, (), (), ((result.slot, written.tree),))
-    operands = tuple(_element(buffers, operand) for operand in step.inputs)
+    whole = buffers[result.buffer].shape.flat
+    operands = tuple(_part(buffers, operand, whole) for operand in step.inputs)
     out = _element(buffers, result)
     types = [each.dtype for each in (*operands, out)]
     wide = [] if {*types} == {DType.IO} else [dtype.value for dtype in types]
-    rows, *columns = buffers[result.buffer].shape.flat
+    rows, *columns = whole
     math = Pointwise(
         kernel="_".join(("pointwise", step.primitive, str(len(slots)), *wide)),
         operands=operands,
@@ -130,6 +131,15 @@ def attach_formula(buffers: Mapping[str, Buffer], step: Step) -> tuple[Step, Pro
 def _element(buffers: Mapping[str, Buffer], operand: Operand) -> PointwiseOperand:
     buffer = buffers[operand.buffer]
     return PointwiseOperand(operand.slot, buffer.name, Access.FULL, buffer.dtype)
+
+
+def _part(
+    buffers: Mapping[str, Buffer], operand: Operand, whole: tuple[Expr, ...]
+) -> PointwiseOperand:
+    """What a formula reads of an operand: its own element, or that of the row or the column."""
+    parts = {whole[:-1]: Access.ROW, whole[-1:]: Access.COLUMN, whole: Access.FULL}
+    access = parts.get(buffers[operand.buffer].shape.flat, Access.FULL)
+    return replace(_element(buffers, operand), access=access)
 
 
 def _expressions(op: OpSpec) -> dict[str, Expression]:

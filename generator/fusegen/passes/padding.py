@@ -52,7 +52,10 @@ class Padding:
         elif copies_memory(step):
             self._see_copy(step)
         elif self._grouped and definition(step.primitive).independent:
-            groups, _ = self._groups()
+            groups, tokens = self._groups()
+            rows, *_ = self._draft.buffers[step.out].shape.flat
+            if not is_multiple(rows, tokens):  # tokens, of which experts have several rows each
+                return
             raise NotPossible(
                 f"op {step.item!r}: rows past {groups} are to be zero in {step.out}, and"
                 f" {step.primitive} reads all rows; put it into a module of its own"

@@ -17,10 +17,11 @@ from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .gemm import GEMM, GROUPED_GEMM
 from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
-from .group_row_dot import GROUP_ROW_DOT
+from .group_row_dot import GROUP_ROW_DOT, ROW_DOT
 from .narrow import NARROW
 from .norm import ADD_NORM, NORM, NORM_GRAD
 from .norm_quantize import NORM_QUANTIZE
+from .outer import OUTER
 from .pointwise import POINTWISE, POINTWISE_GRAD
 from .pointwise_quantize import POINTWISE_GRAD_QUANTIZE, POINTWISE_QUANTIZE
 from .quantize import QUANTIZE
@@ -41,6 +42,8 @@ SHIPPED: tuple[StepDef, ...] = (
     COLUMN_SUM,
     GROUP_SUM,
     GROUP_ROW_DOT,
+    ROW_DOT,
+    OUTER,
     NORM,
     ADD_NORM,
     NORM_GRAD,

@@ -1,4 +1,4 @@
-"""The dot product of each row with its group's vector."""
+"""The dot product of each row with a vector, or with its group's."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def _flops(step: Step) -> Expr:
     sizes = dict(step.sizes)
     return mul(Const(2), product((sizes["tokens"], sizes["n"])))
 
+
+ROW_DOT = StepDef(
+    "row_dot",
+    operands=("a", "b"),
+    shapes={None: {"a": "T N", "b": "N", "out": "T"}},
+    dtypes={"out": (DType.FLOAT32,)},
+    independent=("T",),
+    reference=Reference("steps.row_dot", frozenset(("a", "b"))),
+    sizes={"tokens": "T", "groups": "", "n": "N", "k": ""},
+    flops=_flops,
+    launch=lambda _: LAUNCH,
+)
 
 GROUP_ROW_DOT = StepDef(
     "group_row_dot",

@@ -30,9 +30,11 @@ def _flops(step: Step) -> Expr:
 COLUMN_SUM = StepDef(
     "column_sum",
     operands=("a",),
-    shapes={None: {"a": "T... N", "out": "N"}},
+    optional=("scales",),
+    shapes={None: {"a": "T... N", "scales": "T...", "out": "N"}},
+    dtypes={"scales": (DType.FLOAT32,)},
     traits=frozenset((Trait.SUMS_ROWS,)),
-    reference=Reference("steps.column_sum", frozenset(("a",))),
+    reference=Reference("steps.column_sum", frozenset(("a", "scales"))),
     sizes={**_SIZES, "groups": ""},
     flops=_flops,
     launch=lambda _: LAUNCH,

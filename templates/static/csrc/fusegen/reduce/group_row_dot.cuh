@@ -1,4 +1,5 @@
-// The gradient of a scaled bias's scales: dscales[t] = add[t] + sum of dy[t, c] bias[g, c].
+// The logits of a gate, and the gradient of a scaled bias's scales: out[t] = add[t] + sum of a[t, c]
+// b[g, c], where g is the row's group, or the only one.
 //
 // One warp a row: it finds the row's group by a scan over the sizes, 32 at a time, reads 16 bytes a
 // lane and adds its lanes' sums by a butterfly. Every order is fixed, so results repeat bit for bit.
@@ -30,6 +31,7 @@ __device__ inline float widen(__half value) { return __half2float(value); }
 // Sizes are clamped before they are added, so that 65535 of them stay far from the end of int64.
 __device__ inline int64_t group_of(int64_t row, const int64_t* group_sizes, int64_t tokens,
                                    int64_t groups, int lane) {
+  if (group_sizes == nullptr) return 0;
   int64_t before = 0;  // rows of the groups before these 32
   for (int64_t first = 0; first < groups; first += kWarp) {
     const int64_t group = first + lane;

@@ -14,7 +14,7 @@ struct GroupRowDotArguments {
   const void* vectors;         // [groups, n]; nullptr: zeros
   const float* add;            // [tokens], what the results are added to; nullptr: nothing
   void* output;                // [tokens], fp32
-  const int64_t* group_sizes;  // [groups] on the device
+  const int64_t* group_sizes;  // [groups] on the device; nullptr: one group of all rows
   int64_t tokens;
   int64_t groups;
   int64_t n;  // a multiple of 8
