@@ -70,6 +70,18 @@ def _expected(
     return dots, bound
 
 
+@pytest.mark.parametrize("columns", (8, 264, 1032))
+def test_one_vector_for_all_rows(kernels: Kernels, columns: int) -> None:
+    rng = torch.Generator().manual_seed(columns)
+    a = torch.randn(ROWS, columns, generator=rng).bfloat16()
+    b = torch.randn(1, columns, generator=rng).bfloat16()
+    output = Buffer(4 * ROWS, "cpu")
+    arguments = _Arguments(address(a), address(b), None, address(output), None, ROWS, 1, columns)
+    kernels.call("run_group_row_dot", 0, arguments)
+    wanted, bound = _expected(a, b, [ROWS], None)
+    assert ((output.floats().double() - wanted).abs() <= 1e-6 * bound).all()
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))
 @pytest.mark.parametrize("columns", (8, 264, 1032))
 @pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)

@@ -1,7 +1,7 @@
 """Whole mixture-of-experts layers against the blocks of transformers, in float64.
 
-Router, experts and shared experts are modules of a bundle with the weights of the block; y and all
-gradients are compared.  The experts of a token are the same, so that what differs is rounding.
+Router and experts, shared ones among them, are modules of a bundle with the weights of the block; y
+and all gradients are compared.  The experts of a token are the same, so that what differs is rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 TOKENS, HIDDEN, INTERMEDIATE = 48, 64, 40
 LARGEST_ERROR = 0.006
 """Of bf16, whose results are rounded three times on the way (2^-9 each)."""
-LAYER, SHARED = Cell("moe_layer", "bf16"), Cell("mlp_swiglu", "bf16")
+LAYER, SHARED, GATED = (
+    Cell(name, "bf16") for name in ("moe_layer", "shared_moe_layer", "gated_shared_moe_layer")
+)
 CLAMPED = Cell("moe_layer_clamped_qgeglu", "bf16", ("scaled_bias",))
 
 
@@ -38,6 +40,7 @@ class Block:
         scale: of the router's weights.
         layer: our experts.
         gate: the block's name of its router.
+        shared: its name of the experts that every token has.
     """
 
     folder: str
@@ -48,6 +51,7 @@ class Block:
     scale: float = 1.0
     layer: Cell = LAYER
     gate: str = "gate"
+    shared: str = "shared_experts"
 
 
 _CHOICES = {"num_experts_per_tok": 8, "moe_intermediate_size": INTERMEDIATE}
@@ -81,6 +85,7 @@ BLOCKS = (
         "router_deepseek_v3",
         {**_SHARED, "n_routed_experts": 32, "n_group": 8, "topk_group": 4},
         scale=2.5,
+        layer=SHARED,
     ),
     Block(
         "glm4_moe",
@@ -89,6 +94,21 @@ BLOCKS = (
         "router_sigmoid",
         {**_SHARED, "n_routed_experts": 24, "n_group": 1, "topk_group": 1},
         scale=2.5,
+        layer=SHARED,
+    ),
+    Block(
+        "qwen2_moe",
+        "Qwen2MoeSparseMoeBlock",
+        "Qwen2MoeConfig",
+        "router",
+        {
+            **_CHOICES,
+            "num_experts": 24,
+            "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 56,
+        },
+        layer=GATED,
+        shared="shared_expert",
     ),
     Block(
         "gpt_oss",
@@ -100,7 +120,7 @@ BLOCKS = (
         gate="router",
     ),
 )
-CELLS = (LAYER, SHARED, CLAMPED, *(Cell(block.router, "bf16") for block in BLOCKS))
+CELLS = (LAYER, SHARED, GATED, CLAMPED, *(Cell(block.router, "bf16") for block in BLOCKS))
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +162,10 @@ class Layer(nn.Module):
         router = class_of(bundle, str(Cell(block.router, "bf16")))
         self.router = router(HIDDEN, experts, bias=biased, scale=block.scale)
         layer = class_of(bundle, str(block.layer))
-        self.experts = layer(experts, HIDDEN, INTERMEDIATE, bias=biased)
-        self.shared: nn.Module | None = None
-        if hasattr(theirs, "shared_experts"):
-            self.shared = class_of(bundle, str(SHARED))(HIDDEN, 2 * INTERMEDIATE)
+        sizes = {"num_experts": experts, "hidden": HIDDEN, "intermediate": INTERMEDIATE}
+        if shared := getattr(theirs, block.shared, None):
+            sizes["shared_intermediate"] = shared.down_proj.in_features
+        self.experts = layer(**sizes, bias=biased)
         with torch.no_grad():
             for name, value in renamed(theirs, block, dict(theirs.named_parameters())).items():
                 self.get_parameter(name).copy_(value)
@@ -153,7 +173,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         probs, _, _, ids, counts = self.router(x, self.bias_of_choice)
         y: Tensor = self.experts(x, probs, ids, counts)
-        return y if self.shared is None else y + self.shared(x)
+        return y
 
 
 def renamed(theirs: Any, block: Block, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -172,11 +192,14 @@ def renamed(theirs: Any, block: Block, values: dict[str, Tensor]) -> dict[str, T
         if ours == "fc1":
             weight, bias = (torch.cat([w[:, ::2], w[:, 1::2]], 1) for w in (weight, bias))
         own |= {f"experts.{ours}.weight": weight, f"experts.{ours}.bias": bias}
-    if hasattr(theirs, "shared_experts"):
+    if hasattr(theirs, block.shared):
         gate, up, down = (
-            values[f"shared_experts.{name}_proj.weight"] for name in ("gate", "up", "down")
+            values[f"{block.shared}.{name}_proj.weight"] for name in ("gate", "up", "down")
         )
-        own |= {"shared.fc1.weight": torch.cat([gate, up]), "shared.fc2.weight": down}
+        own["experts.shared_fc1.weight"] = torch.cat([gate, up])
+        own["experts.shared_fc2.weight"] = down
+    if f"{block.shared}_gate.weight" in values:
+        own["experts.shared_gate.weight"] = values[f"{block.shared}_gate.weight"][0]
     return own
 
 
