@@ -1,7 +1,7 @@
 """Whole mixture-of-experts layers against the blocks of transformers, in float64.
 
 Router and experts, shared ones among them, are modules of a bundle with the weights of the block; y
-and all gradients are compared.  The experts of a token are the same, so that what differs is rounding.
+and all gradients are compared.  The experts of a token are the same: what differs is rounding.
 """
 
 from __future__ import annotations

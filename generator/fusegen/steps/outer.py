@@ -1,4 +1,4 @@
-"""The outer product of a number of each row and a vector: the gradient of what a vector multiplied."""
+"""The outer product of a number for each row and a vector: the gradient of what that multiplied."""
 
 from __future__ import annotations
 
