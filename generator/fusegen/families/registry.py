@@ -13,6 +13,7 @@ from .dequantize_groups import DEQUANTIZE_GROUPS
 from .dropout import DROPOUT
 from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
+from .gather_quantize import GATHER_QUANTIZE
 from .gather_rows import GATHER_ROWS
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
@@ -75,6 +76,7 @@ SHIPPED: tuple[Family, ...] = (
     ADD_NORM,
     NORM_GRAD,
     NORM_QUANTIZE,
+    GATHER_QUANTIZE,
     POINTWISE,
     SOFTMAX,
     SOFTMAX_GRAD,

@@ -15,6 +15,7 @@ from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
+from .gather_quantize import GATHER_QUANTIZE
 from .gemm import GEMM, GROUPED_GEMM
 from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
 from .group_row_dot import GROUP_ROW_DOT, ROW_DOT
@@ -63,6 +64,7 @@ SHIPPED: tuple[StepDef, ...] = (
     GEMM_POINTWISE,
     GROUPED_GEMM_POINTWISE,
     NORM_QUANTIZE,
+    GATHER_QUANTIZE,
     SOFTMAX,
     SOFTMAX_GRAD,
     CROSS_ENTROPY,
