@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ca422f30ffd07d7c
+# checksum sha256:ce08747db25477e8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "01b6483d6687084ab93d30da3b779950878499f9c912f58dc9992264518eae84"
+DIGEST = "d304337176a4f62b3316c898fe5275da99e958432f5832baaa1e15efec366fc7"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

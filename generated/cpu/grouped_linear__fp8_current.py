@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:52328c978d0e9bb6
+# checksum sha256:323f08255608d614
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "02ee83c16b79ab3ad2576c8129b8b946995bb96d1afe9fa9e8606b6f9aec791f"
+DIGEST = "7224b6000cdba831bc1839564feca517142ac2d8571fc890bbc242a066fcdfbf"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c3da2193ce50b475
+# checksum sha256:46b3c5d24f7d93f7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "5e1591f071e8fde32167bc677958d429f56e74619b8107e7e168f8cf9e1c3d2e"
+DIGEST = "8d13eba8aafd5af254cc2f75b03ebb7b6b446b33322eb8f2ae3a340e67f6cc83"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

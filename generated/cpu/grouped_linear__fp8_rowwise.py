@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:32a85b6eb3643737
+# checksum sha256:02a0b58d6a6b5a28
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "20d3584d9f178f88ce0435b48d7082abb08e139bcb54c12aa03a19b9934efdea"
+DIGEST = "a5a292691f6e3eebcd9aa305f0216f1e3475291148abe5533b051fdf65b965de"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

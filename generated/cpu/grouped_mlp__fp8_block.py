@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:727bfd4035e28616
+# checksum sha256:605b4b9682a29b91
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "b8f2d9b62fbe5c9cc9da4c3103204358834fb6eda5a2e3c3a87f37e357dd872b"
+DIGEST = "712c1697d308c2d2af407953b57c3527f37e838e9706e792fcc9637034802f5a"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

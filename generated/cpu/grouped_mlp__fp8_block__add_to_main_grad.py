@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a38e906463c23e06
+# checksum sha256:968214c5f226bac1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "099122f8e6693f376d07ab8094ae0d211dca792b6bc28d6bb0c0f3eb27c5c995"
+DIGEST = "bf3e4059fe8534d5a4a41bcc32eb2b8e0df8acf8b07b929e3008da9da97b206e"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

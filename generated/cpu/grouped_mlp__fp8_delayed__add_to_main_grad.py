@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a2acb94f362d6608
+# checksum sha256:0547e652eee96146
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "3fab9096c53d7fd16e8d2b31944359a4c4fdcfe9f18a9a921f25be04403fa392"
+DIGEST = "dcf322308961ce477f42d704061e578fe3b79bbdacbdac689c0ca1e9b0237683"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d7a377c981638606
+# checksum sha256:14b9d45dc095c5df
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "7b281763d101528fb16e0da8921611378daeecbc2d0b1278781bcadc14d4b215"
+DIGEST = "db167c371228f7a7a1a18870fd685153e6f3b785d69db2985684fb82550ec239"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

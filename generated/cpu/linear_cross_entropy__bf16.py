@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf76e0ca64e334fc
+# checksum sha256:fd9f7001e7db7944
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "e61376c253fefd0c3c0bbe8b41594d404dcf044e6740bd141c828d2c1e4bb7e6"
+DIGEST = "018f7f92583352cf0342135e7659d03c79abc5d93549176f05ff61c564b8ad98"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

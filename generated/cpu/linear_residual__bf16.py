@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ed3d5f7babab1443
+# checksum sha256:50476890c847ff89
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "43bc56325acf7880a1565d8e0ebe050269035acb4b82f1f44309d7346429c7ba"
+DIGEST = "e85860b5658517541553601021de85e03eb5641103229c057237782e4044dd63"
 _library.join("linear_residual__bf16", DIGEST)
 
 

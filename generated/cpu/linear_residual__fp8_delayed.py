@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bde7029e98b605cc
+# checksum sha256:2f6c9ec0a16953e5
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "ad0897f93af26aea78c4ca5dd236127db8529bcc8b3cb7f3f9c471c6839319a1"
+DIGEST = "3a1049251026170f74ea1303f2ffa075c5a348a37f8dcac064bf8d9a5fa475c2"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

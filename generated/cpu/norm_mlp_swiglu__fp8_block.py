@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:71bd77bf1e0e0827
+# checksum sha256:eecf936c99046446
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "3c7fa34d4b072403a17cebc77f71d6d18ee45042bd87c107f2c658b1ce39fc91"
+DIGEST = "d2c45062965b4b7b9776331dbf24786eec9cc5257b9442186bf65f927b1bf5bf"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

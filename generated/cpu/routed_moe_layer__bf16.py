@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:37ba11f18623b96d
+# checksum sha256:f1884dc5820921d4
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "048f2f5c5f4dde787d687006f77f6318e202fe4b6a75dd26ff6c4877c4762326"
+DIGEST = "1c8b0667d55558f45f520c51974a46e0be3c1f7c3d11613c9ed78ea69dd948e8"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

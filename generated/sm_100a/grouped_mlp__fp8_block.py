@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a65e7826c7103c0b
+# checksum sha256:d91e155c864183e4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "91d2241edaf4c852344d92986c42fc79858e9c116bdd8f5801118563c7005951"
+DIGEST = "b8974cfaeeda742ecd006c87a22a58b6388d7800bac1f305deb862652f8605bf"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ab825f51172b730
+# checksum sha256:ed4ce682ef3200a1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "bd5b93dbe419ff9973d80993d9b14aab1a163f66fb9bc3d4e7875021e81bf4ba"
+DIGEST = "56e522ec84759a8d4562c66d0ea0769535f1c88c4be2caed8ef5dcf87d36f8d8"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:db3cbe436e25189a
+# checksum sha256:c3a3a65c712d10a9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "a67f63dd5f22c9e95b64c485dcc5ffb2b01b25e9d2bdab1d947d658b4a433f3a"
+DIGEST = "57b22ec24dbd736e55e640b179b4b3aa4400abb83105d6f7ccd7b6c7490fc84d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

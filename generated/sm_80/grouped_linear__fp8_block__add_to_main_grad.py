@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d007d7c03bff2e22
+# checksum sha256:6517a553b61f35c6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "9673811c804406616cf7f9590925f6d477f1b3bcf8b3973f7be7a3d7c4d7e2a2"
+DIGEST = "4a1d5d17fdb21586cbfac0dc7fe69caeb032ef33a062bb3123cc4fcc3df49cfa"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:61783c3addc19c08
+# checksum sha256:00bc1e876828bbe0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "07232093ab6c6cd451bfb0eaf142115a0420dafacf335ab5730815422f380350"
+DIGEST = "e7a5288c2a8f71e6553136851dcc294e5e82ee6e6ae46e3501aaff3af594b0ce"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bdda7717bc52e271
+# checksum sha256:1cebee4c14351999
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "cd15d2a6bf38b5ba23e22c4011b83026891e75faeabb3889e604b7f011a6a787"
+DIGEST = "c6b9c9400354ee9aae54a6f93b900ef89d97fb2da7ee0d2041952d6eca6d564e"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8756fc05845d52fc
+# checksum sha256:18bdb4a76851d10d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "8b3fea8ed7da24c097e71bec47b0e56bfa9b81e4a86cd562e119444a7856a978"
+DIGEST = "e5fa14522c4ec1215137b85a6d8be7e0945f762084d9050da9c010fd8f924dc8"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

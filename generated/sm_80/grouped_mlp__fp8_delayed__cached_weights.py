@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:55d1cb641a6ebb8e
+# checksum sha256:d151c77499698193
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5dba53961524c551db38b143fd6b0ac6680d5a20c583d2262a73dc82f8d68054"
+DIGEST = "a4233d7cd851ddfc1c8f530b92c6455e24641c449fb8c481fb301328af78c7c7"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c119b5f15ebfd7ac
+# checksum sha256:eab71741ef55a48a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "6103cfd75dd2489f795a70ab744e563b3862026740a283b017e01ce3c7e80d91"
+DIGEST = "5923c0741ee1e47c1d996ca75092f4b951c3a686a0a9fd6fe382d1fd0d1cc894"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5e464616f3f4fdb4
+# checksum sha256:70951c29b5e67b94
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "9317f6140613043a779c59d03a8a4eaa51950087ce2f1bb7d6be1f25ef4986bb"
+DIGEST = "42e36854ada3878bb469bd8f04f9a845a9640fd040afea93dee32ffcd1ed8b94"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

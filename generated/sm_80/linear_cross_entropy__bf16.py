@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6793d089f148c924
+# checksum sha256:195b087eef5f519d
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "a41ee678535dd8f3501d7ddeb9dda5797507bf682ee1a33d78acc908c41fb21f"
+DIGEST = "434494af1095db35a53814b7b408ce4b99467951b3a72475d0c632a8b355b49c"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a04e029317268c1b
+# checksum sha256:723cea266df95a23
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "430acc3681c48a5c2f75034a0e922bb562d0b0a2c517ce54c83eabbc6b01d2b7"
+DIGEST = "fdf02d95ca7433ba97c0f8a8f2bbfdac32c4034b43381e1d3548e0e5131bf32b"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9bfdf4ae21454670
+# checksum sha256:6cbfa06c40f1d79c
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "1c0578a5d016d563f9c02e73a64fe086fc83e527387e76f6004754e8394fa4ce"
+DIGEST = "abae480b2ebd0f8a082726e2aaa5efc07783e12d68c600e27b165a345687ee31"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a9df1a526dca44ba
+# checksum sha256:9ac62a9d00c5a89d
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "58564c1890805485eb272562a2152fcb777421d45bc7166b33c7e4813a03640f"
+DIGEST = "885f05d536fb812abc55f9387ab447c4fb42a1f5e17fcec91bb082cb9f490716"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:96fa4ab6fea5fee1
+# checksum sha256:c03cfc32b600f243
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "25c097113921d15133534497ebda8d74074e4d9065bd9cf0b6cf4e4be6264fa2"
+DIGEST = "f254cc4d89606c58f19053260631e3982d1674cd2349f2d6000fca3707c10f83"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

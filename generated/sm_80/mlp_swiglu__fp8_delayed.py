@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:85ca2263d9ee3543
+# checksum sha256:777cffc9a003a798
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "1c9a704e815b07387c7c639b249acba74f579a8e72b49a7b3e1914f9660b5eee"
+DIGEST = "5532c1567856b3519b5fe73bfeff262569cd543e50c0dd4865c156771c102a1b"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

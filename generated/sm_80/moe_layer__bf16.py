@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2e899ae5f2609e53
+# checksum sha256:119660ffaa567839
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "c276b9a55be3087ed39b2d8a1fd3cdf00120e87f4974e64b753e79dd01994e0e"
+DIGEST = "69da714727e4a175af4b491507e6000e2bf34a68aca7d265a6ecbd609419891d"
 _library.join("moe_layer__bf16", DIGEST)
 
 

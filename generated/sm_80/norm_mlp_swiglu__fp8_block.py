@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a322358056c098cc
+# checksum sha256:1323a728813f298b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "dc88e3df8dac958df8a68a809abf0dd2b3b87c7918c288175db628bd9869fc1c"
+DIGEST = "b3040742b9758b4642c3f3a22af67e29070d4d1ae5be7ec2ea4b3d8a36b264aa"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

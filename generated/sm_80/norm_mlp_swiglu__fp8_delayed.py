@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b5b00870115c7e34
+# checksum sha256:ae0f92595edc8d70
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "f62b756a1882c25f07e6c2b2cacab5dfee2e8d4e145a27cb3db586882a2ea750"
+DIGEST = "fe397f80b9e6bef81d39473198109cf79fcf34038584bb9acd6a0237ae06b66a"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c7527093a77f2a61
+# checksum sha256:04f51626eb1d5706
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "83a2f81f8042dd9a690eeb80b0c3fdaf506a5bb7fe3b80298b208c314141b7e1"
+DIGEST = "392c7a0ca2817524425b8260d74b1a513da5db2abaade5f0030d662a389f087c"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:23ca4ac0bc0a8e9e
+# checksum sha256:fb81d3d4c7f8b8c4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "76dda360fc7a7f205d7f285955d978600cbc6dd5d59a37ade4b575b0f97c40c2"
+DIGEST = "cc5b2052639f0f4e05c20e511f7d64657540cfc0b3c99889bd5ef7c13d1613b1"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

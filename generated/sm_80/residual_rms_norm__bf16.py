@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b273fa85abb3e17e
+# checksum sha256:5e412953b8c7ddd6
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "af956067c45beeca791fa75140e5e964ede9cac44a1af80b6808420414475330"
+DIGEST = "274e7a2f3de816e1fca39eeb1efe8795186cbad552a8a2c7bd1c06fb803e0d2a"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

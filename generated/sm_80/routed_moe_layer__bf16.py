@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:11bf0f4ea6607eb4
+# checksum sha256:480d9ca63df4951f
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "809bd97e2fd30e950ae3c1031b6e62811c70ddc0daf31d4365f4e3cc64e58a5d"
+DIGEST = "cdf5699d15eafba089b4f915104beb46eb39c4f3f7ed98d2c23e574c201b1bcc"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

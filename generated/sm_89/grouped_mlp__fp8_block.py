@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:688ab4bbcf3f3811
+# checksum sha256:f9b9619ce5f7a3a1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "456acdf7ee6b567a65af7a5243818aac64c80e4be9720f98c8e2d403db6e0958"
+DIGEST = "1e3116804a48da5b62f41844654d269ba0bf87bdcaa136048e6be286ec47b5c9"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

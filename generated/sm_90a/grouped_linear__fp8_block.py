@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bd8255a5b0170729
+# checksum sha256:6e6b64058511a2a9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "650c0515a620edc6fa6c395d0e75210befe5a04c3aded3c04d474813a24f26d5"
+DIGEST = "13b64cf7ab3a7da956b586c9ca84fee56465cef4d9826d9beca12512f839a860"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0f19cf7a73b81855
+# checksum sha256:8745d3230ee3c95c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "16088cab6b521c8c92b256515f3d4780d30351850d0771e87683714bcba5e321"
+DIGEST = "983fdd94d13f3bc6a759968a2e3df8faeea7cfadf2fca7fa9f16680daf3ba02d"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

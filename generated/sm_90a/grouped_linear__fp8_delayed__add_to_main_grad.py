@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:df6b44deefa46b95
+# checksum sha256:e8c0010f29ad7cc0
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "db6940646a0bbd8b33558de226fc9ded5d02564d3eee32c4fa0029233d8b1253"
+DIGEST = "7d10bb3f696f69993c0f6ede8c1e463e827476b2c2257bb940acaaed9fc7eda1"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2cf0da38700a7a32
+# checksum sha256:b4b46297d7d3377d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "25f74f2ef9cc79df8fd24dfb947c240aaa523505ab17b70486796b39ebbbf3f9"
+DIGEST = "268697c3aed97a8283e5570d68ceeec0cd30f4b1c6c962d59a730828694e9bac"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0b53b9829c32e7b5
+# checksum sha256:1797cd9dbcc95794
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "e439a2ec44b1002e96772c2caebea212a34576677e41d792cad7203ab79766b6"
+DIGEST = "50108de38fedd00d7689af14e349245e96cc31efc97eeaf7b341810c463ca071"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

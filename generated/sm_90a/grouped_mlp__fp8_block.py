@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4170b914935a4758
+# checksum sha256:30bf7c9d4f6c0aa9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "3aba39baa3ba57f4a3d056908d7da360d31dc8b2b8e2a86624f0038c9293bb8f"
+DIGEST = "1b6cac74de32308d4d0eb342e4f132a167e70040716bd667dce4129da48e0eeb"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:19c33c6f55ac7a87
+# checksum sha256:5e2aa025484679b0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "2dd909ad437c3be31fb7d8f23785528c30f302171eadd4c684f9d307c1a5a87f"
+DIGEST = "23cd64c51e01afac9c79f9a4c2a978a1d9995b6b79bcbf5e3bddf15fcb62ebdb"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

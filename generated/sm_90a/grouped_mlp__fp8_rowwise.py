@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:79c9949e460ce2aa
+# checksum sha256:e59359db2fb78b69
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "05f7e884f215a2cb6e90ae26c2b7a34525011c50a1dd3a17421e8e9a0f1fc154"
+DIGEST = "c7be991fc8a1372c40e05a704999299e8f025fbd9d663ac757825df867450381"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a4eebc8d7bca0eb8
+# checksum sha256:2d35bfcc5444120c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "1c28361f8ff24f02ce8b9549630bf35df4143db8d384f046076f0ac4d8ae3b53"
+DIGEST = "a32471bf829c283d4b09200e56f2dbea014eb42507e574b67ad4ec9839a24375"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:17e6fe976bd4bf00
+# checksum sha256:b86c178311df9f62
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "5600cf6bd308a918f7431bf6897c70a118c67116404e8184198b19b832d85cdf"
+DIGEST = "38be5357917ac680aca40c932fc60093059dee715b6e6e47bb03542519d5068b"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f5f09e3b18ef3ab4
+# checksum sha256:129371c3fd37ada7
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "e124a49c2f973e945e958a40cb60a73b10ad4dea9f2cc802745ad0ef6a3371e4"
+DIGEST = "afffe013ec55569010b599a087504ce54dab5d1bd601e95aeed0c9554562169b"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

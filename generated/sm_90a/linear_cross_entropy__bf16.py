@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf2a15a6b5799f65
+# checksum sha256:87de0c3409ec7f85
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "bccfca9f2dbc651e464e324f7adede603e62863f98589c7f31350dc7b3e0d9c0"
+DIGEST = "fb77cd71da84b7d9992b2feaef85ec101129715494fcd1862ad8437c3086934c"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4c75a984b77df984
+# checksum sha256:524eec745649b008
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "cc7e37755b2e33c07855b201865fe1429f4e00a85e9e28f1430a8ae5db20a8e9"
+DIGEST = "24dccbef18c080c3bd5de73c709d870f6eaed26e775fcb083c3d9feb902b8b83"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9aa516abc0cb620d
+# checksum sha256:b7d531675a82441d
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "61ea8833e324045b36902c5e49aa1c3beeb1d87a69cab1aef88651f746e60892"
+DIGEST = "07747dad2102729e2d1c6ed9a995795777d078260e5378869255d61651d6762c"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

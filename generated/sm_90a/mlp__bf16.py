@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6154b85188c8cf0f
+# checksum sha256:36a7c08869521fc6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "7c42f90d7447719d7145e73136c0a132e3cf516006d9fd17d175f2d8187179bf"
+DIGEST = "f451173724129fae141576813e472f9ed1eb7d310aa3fe1658734396daed85d4"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:83e82d895f5e427a
+# checksum sha256:d91b6d1bb233d1de
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "e3f5038b205366eec8dab910fc54de3cd65d2c292f03b2e550c6d9e2ef72f92c"
+DIGEST = "85873a2c2b829b498137a65f4f8f56beef14e9749305e12dff2ade137bcbadfb"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

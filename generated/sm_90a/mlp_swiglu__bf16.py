@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:bf29b0deebc2bb34
+# checksum sha256:85d3711aaf653865
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "7dc7607e3ba6fc820f626c27593adc4278ca3d82aed1bf319b3bdbc17f5f9d24"
+DIGEST = "cdaf1abf17c23b2e816374d5e85bcb4b895a80534fed9921e71bac8d4aadb4d9"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1f12411c17ed6b4e
+# checksum sha256:f837a4f673160b34
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "59d529bf7ad1eb9a3a8f0e2b6926d4e5324af433fac078a9db798bcf9cdaa09b"
+DIGEST = "439a4e0d4a4b8ab9eaea70a4abf34858bb9a196d0ae563fd59cd09e730154059"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:48a3823c858065c8
+# checksum sha256:a7aa5faab128bfae
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "482a68b78d9dac3809bc7746bd8801aadd061d3027690d8c279d25c1eaf6fa45"
+DIGEST = "4a7cc0f898e58e126a2e249d2eddbd8659ceb603b14f236e7da71b2c1eea4dfa"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

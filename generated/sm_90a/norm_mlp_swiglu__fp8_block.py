@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:680e335c7a64a622
+# checksum sha256:64797886c33c17fb
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "6779b0d31bc9ce60119bde6aa87569654ad7bcad109052e6da636236e2aa76be"
+DIGEST = "51f0ef9358690ff9a745ddfbe099d6f651b089d758ec4e1427c4d3b23bd62b22"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

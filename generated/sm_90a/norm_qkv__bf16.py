@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f994e8238dffa876
+# checksum sha256:0042ae343f0d6e80
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "ef1380f135690c28863b24a36d65c1679b37b97d1216add676423ab95f25bb38"
+DIGEST = "4f5f44bbf4bbfea8401a301a029c9ff1f79f146666faa3632b5a3ab017e95a24"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

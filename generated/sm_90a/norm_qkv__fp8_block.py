@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9827b33e86be54cc
+# checksum sha256:8deff92ce8abb3ef
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "b3d2f31cbe665eaf7c3551a09a6ce8ff71cff3f80acea02d1e8de63d4275542b"
+DIGEST = "644b180dc2bf3eb97c4acb4354f9ef701a98970b2299377f636b0bc5991cca86"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

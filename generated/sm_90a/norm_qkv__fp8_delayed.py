@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9008a2e57d948a95
+# checksum sha256:cecd84ec4e4f0148
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "4a4d7bb47ac70ecabc9e68ddb7b999bfb6b648a05fb3cbdc9ab11d7826404710"
+DIGEST = "1478a00d8280adace48132bc37ce3e008073eb29c4f5f78f06bdb438d5d69b14"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

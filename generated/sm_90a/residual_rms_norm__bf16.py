@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a0f704cc0de554ee
+# checksum sha256:cdc950aa175a606b
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "986bea595e5cfc292fcf2c6888ffa048e50e310f597c630ed7b2846b3f4bbd9e"
+DIGEST = "1268022a083103f9dc41b1037d18d005a5d5d5d48e4e0feeff372db0abd20b67"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

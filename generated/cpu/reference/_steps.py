@@ -118,9 +118,10 @@ def add(
     return total.to(a.dtype)
 
 
-def column_sum(a: Tensor) -> Tensor:
-    """a [..., N] -> [N]."""
-    return wide(a).reshape(-1, a.shape[-1]).sum(dim=0).to(a.dtype)
+def column_sum(a: Tensor, scales: Tensor | None = None) -> Tensor:
+    """a [..., N], its rows times scales [...] -> [N]."""
+    rows = wide(a) if scales is None else scales[..., None] * wide(a)
+    return rows.reshape(-1, a.shape[-1]).sum(dim=0).to(a.dtype)
 
 
 def grouped_gemm_fprop(
@@ -170,6 +171,16 @@ def group_sum(a: Tensor, groups: Tensor, scales: Tensor | None = None) -> Tensor
             rows = per_row(scales[start:end]) * wide(rows)
         db[group] = column_sum(rows)
     return db
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """a [T, N], b [N] -> [T]: each row times b, in fp32."""
+    return (wide(a) * wide(b)).sum(dim=-1)
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """a [T], b [N] -> [T, N] in the type of b."""
+    return (a[:, None] * wide(b)).to(b.dtype)
 
 
 def group_row_dot(a: Tensor, b: Tensor | None, groups: Tensor, add: Tensor | None = None) -> Tensor:

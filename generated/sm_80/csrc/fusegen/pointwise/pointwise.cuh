@@ -69,7 +69,7 @@ template <class Math>
 constexpr int vectors_together() {
   int loads = 0;
   for (int o = 0; o < kOperands<Math>; ++o) loads += per_element(Math::operand(o).access);
-  return loads < kLoads ? kLoads / loads : 1;
+  return loads > 0 && loads < kLoads ? kLoads / loads : 1;
 }
 
 __device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
