@@ -1,0 +1,67 @@
+// Quantises tokens in the rows of their choices: the quantise and amax kernels with a Source that
+// reads a row where its token lies. The rows themselves are neither written nor read.
+//
+// Apart, a row is written once and read once or, behind an amax pass, twice: 4 or 6 bytes an element
+// of R H, and 2 T H. Here it is read once or twice from where it lies, 256 bytes of a row to a warp
+// as in a tensor of rows; a token's rows are far apart, but lie in the L2 cache where that holds x.
+#pragma once
+
+#include "fusegen/quantize/step.cuh"
+#include "fusegen/routing/gather_quantize.h"
+#include "fusegen/routing/teams.cuh"
+
+namespace fusegen {
+
+namespace quantizing {
+
+// `in.x`, [tokens, columns], in rows of slots; what has no slot is zeros.
+template <class Element_>
+struct GatheredSource {
+  using Element = Element_;
+  static constexpr int kBlocksPerSm = TensorSource<Element>::kBlocksPerSm;
+
+  GatherRowsArguments rows_of;
+
+  template <class Arguments>
+  __device__ __forceinline__ void load(Values<Element>& values, const Arguments& in, int64_t row,
+                                       int column, int rows) const {
+    const int32_t token = token_of(row, rows);
+    const bool inside = column < in.columns;
+    const auto* const from = static_cast<const Element*>(rows_of.x) + column;
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      const int32_t own = __shfl_sync(kAll, token, r);
+      uint2 loaded = make_uint2(0, 0);
+      if (inside && own >= 0) {
+        loaded = __ldg(reinterpret_cast<const uint2*>(from + own * int64_t(in.columns)));
+      }
+      values.pairs[r][0] = loaded.x;
+      values.pairs[r][1] = loaded.y;
+    }
+  }
+
+ private:
+  // Lane l: whose row the l-th one from `row` on is; -1 where there is none.
+  __device__ __forceinline__ int32_t token_of(int64_t row, int rows) const {
+    const int lane = int(threadIdx.x) % 32;
+    if (lane >= min(rows, kWarpRows)) return -1;
+    const auto slots = uint32_t(rows_of.tokens * rows_of.choices);
+    const routing::Map row_slot{static_cast<const int32_t*>(rows_of.row_slot), slots};
+    const int64_t slot = row_slot.row(row + lane);
+    return slot < 0 ? -1 : int32_t(uint32_t(slot) / uint32_t(rows_of.choices));
+  }
+};
+
+}  // namespace quantizing
+
+template <class Config>
+static Status launch_gather_quantize(const GatherQuantizeArguments& in, Stream& stream) {
+  if (!in.quantizes) return {};
+  if (in.gather.tokens * in.gather.choices > INT32_MAX) {
+    return {static_cast<int>(cudaErrorInvalidValue), "rows of experts: fewer than 2^31 choices"};
+  }
+  const quantizing::GatheredSource<typename Config::Element> source{in.gather};
+  return launch_quantize_step<Config>(in.step, stream, source);
+}
+
+}  // namespace fusegen
