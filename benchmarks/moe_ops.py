@@ -2,6 +2,9 @@
 
 The plan of routing is timed by its kernels alone, as the profiler saw them: it is the begin of
 `moe_permute`.  Gather and combine are whole calls, whose floor is a copy of as many bytes.
+
+Tokens are quantised in the rows of experts by kernels of a layer, three times in a training step:
+x by rows in the forward, dy both ways and x by columns in the backward.  Those kernels alone count.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ LAST_OF_PLAN = "place_slots"
 """A word in the name of the kernel that ends a plan."""
 COLUMNS = 8  # of what a plan is timed beside
 NO_LIMIT = 0  # of the rows of an expert
+LAYER = "moe_layer"
+INTERMEDIATE = 128  # of a layer of which only what surrounds experts is timed
+GATHERED = "GatheredSource"
+"""A word in the names of the kernels that quantise tokens in rows of experts."""
+SCALES = {"fp8_delayed": 0.0, "fp8_block": 4 / 128}
+"""Bytes of scales for each code, by recipe."""
 
 
 def chosen(expert: Expert, draw: str = "dirichlet") -> tuple[Tensor, Tensor]:
@@ -106,6 +115,36 @@ def _rows(package: Any, expert: Expert) -> Iterator[Row]:
     yield from bandwidth.measure(case, calls, moved)
 
 
+def quantized_bytes(expert: Expert, recipe: str) -> int:
+    """Bytes that a step's three quantisations read and write: each token once, four copies."""
+    tokens = expert.tokens // expert.top_k
+    copies = 4 * expert.tokens * expert.hidden
+    return 3 * 2 * tokens * expert.hidden + copies + int(copies * SCALES[recipe])
+
+
+def _quantize(package: Any, recipe: str, case: str, expert: Expert) -> Iterator[Row]:
+    ids, counts = chosen(expert)
+    x, dy = (common.normal(len(ids), expert.hidden) for _ in range(2))
+    probs = torch.rand(ids.shape, device=common.DEVICE)
+    module = common.bundles.load_cell(package, f"{LAYER}__{recipe}")
+    layer = module.MoELayer(
+        expert.groups, hidden=expert.hidden, intermediate=INTERMEDIATE, device=common.DEVICE
+    )
+    leaves = (x.requires_grad_(), *layer.parameters())
+
+    def step(_: int) -> None:
+        torch.autograd.grad(layer(x, probs, ids, counts), leaves, dy)
+
+    step(0)  # delayed scaling has scales of these tensors from the second step on
+    moved = quantized_bytes(expert, recipe)
+    copy = bandwidth.copy(moved)
+    parts = {
+        OURS: profiled.Part(step, of=GATHERED),
+        bandwidth.COPY: profiled.Part(lambda _: copy()),
+    }
+    yield from bandwidth.rows(case, profiled.compare(parts), moved)
+
+
 def _first(op: Call, *arguments: Any) -> Call:
     """A call that gives the first result of an op."""
     return lambda: bandwidth.results(op(*arguments))[0]
@@ -117,3 +156,6 @@ def moe_ops(*, quick: bool = False) -> Iterator[Case]:
     for expert in QUICK_SIZES if quick else SIZES:
         yield Case(f"plan {expert.name}", partial(_plan, package, expert))
         yield Case(f"rows {expert.name}", partial(_rows, package, expert))
+        for recipe in SCALES:
+            case = f"gather_quantize {recipe} {expert.name}"
+            yield Case(case, partial(_quantize, package, recipe, case, expert))

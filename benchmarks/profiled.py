@@ -61,16 +61,19 @@ class Part:
 
     Attributes:
         run: the call, on the operand set of a number.
-        until: a word in the name of the last kernel that counts; empty where all do.
+        until: a word in the name of the last kernel that counts; empty where none is the last.
+        of: a word in the names of all that count; empty where any may.
     """
 
     run: common.Contender
     until: str = ""
+    of: str = ""
 
-    def counted(self, kernels: Sequence[str]) -> int:
-        """How many kernels of a call count, from the first one on."""
+    def counted(self, kernels: Sequence[str]) -> list[int]:
+        """Places of the kernels that count among those of a call."""
         places = [place for place, name in enumerate(kernels) if self.until in name]
-        return places[-1] + 1 if places else 0
+        until = places[-1] + 1 if places else 0
+        return [place for place in range(until) if self.of in kernels[place]]
 
 
 CALLS = 10  # of a turn
@@ -122,7 +125,7 @@ def by_turn(
             call = [*islice(times, len(names))]
             if [kernel for kernel, _ in call] != [*names]:
                 raise SystemExit(f"{name}: its calls do not run the same kernels every time")
-            total += sum(time for _, time in call[: contenders[name].counted(names)])
+            total += sum(call[place][1] for place in contenders[name].counted(names))
         found[name].append(total / CALLS)
     return found
 

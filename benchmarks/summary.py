@@ -105,8 +105,10 @@ NOTES = {
     ),
     "moe_ops": (
         "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "
-        "saw them; and whole calls that move rows there and back. *Of the ceiling*: the time of a "
-        "device copy of the same bytes in the same rounds, over ours."
+        "saw them; whole calls that move rows there and back; and the kernels of a training step "
+        "that quantise tokens in rows of experts: x by rows, dy both ways, x by columns. *Of the "
+        "ceiling*: the time of a device copy of the same bytes in the same rounds, over ours; a "
+        "token that several rows read counts once."
     ),
     "router": (
         "Tokens x width x experts in bf16, logits and both losses included; eight experts of each "

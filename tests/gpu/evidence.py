@@ -88,7 +88,6 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("moe_layer", ("fp8_current", "fp8_rowwise", "mxfp8", "nvfp4"), ()),
     ("gated_shared_moe_layer", ("bf16", "fp8_block"), ()),
     ("moe_layer", ("bf16", "fp8_block"), ("interleaved_32", "scaled_bias", "add_to_main_grad")),
-    ("moe_layer", ("fp8_block",), ("cached_weights",)),
     ("moe_layer_srelu", ("bf16",), ()),
 )
 """Module, recipes and options of what users combine, or ask of a module whose programs differ."""
