@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d91e155c864183e4
+# checksum sha256:ac141fe4f90591d2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "b8974cfaeeda742ecd006c87a22a58b6388d7800bac1f305deb862652f8605bf"
+DIGEST = "853282fbd513a3343da76803a0a779e91425495e14ea7bbc85e9ac474cbcd68d"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:146a1207db4a9ee1
+# checksum sha256:d9cce9d1b40eb19d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "8797559aaa40aaff953511b616a61e64a032740a3c85b080f1c188562395eca3"
+DIGEST = "a68e3a2a238bf99453f9eb1739d4b9a8fb951ff386351b1a2592be25d0425359"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

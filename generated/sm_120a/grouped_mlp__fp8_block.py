@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:63dbc83fc1fde364
+# checksum sha256:42bebfdf6973a3fc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "8f45ea7d4afa98b22144b43d4bd7eb26381e67793e9f76d1ba58d8affbc5eff1"
+DIGEST = "caa03c0c61deb71922fb17e2ccb5c5ad34aca4f59eb2b4c0ac179894f6eace03"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00bc1e876828bbe0
+# checksum sha256:eb018ae30210ba02
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "e7a5288c2a8f71e6553136851dcc294e5e82ee6e6ae46e3501aaff3af594b0ce"
+DIGEST = "2171b5a93d43b75533979621033a29e423499578d6b2f24792dd4a4684fb8a16"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:275783b866457c1e
+# checksum sha256:823001dbf46ed0fd
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "8b4ef413c95a17b431ce786b548e76f559d153431e3136b37df9d54338383b0e"
+DIGEST = "4510ed49b98e45326fd0e38e75a68d23f11a568ee1bbd92551130ac18c744854"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e6baea2b35f3cff6
+# checksum sha256:301c40df8a65f0a6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "d9421347ba4efc5d98722254c8816799a4416233287837a9594e700b4fb133bd"
+DIGEST = "f67e54cc56c86d31cd327857b0238a36495f836459932d482016bb711c78e11e"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

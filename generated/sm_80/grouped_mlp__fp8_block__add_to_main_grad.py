@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3082842e13949449
+# checksum sha256:02a2a2331a622717
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "bb2bff48d6e6da2b0f4fa1fa6720fc1fbaf5bf6befaf6b47d7758e6528d5b7e8"
+DIGEST = "996b8d45f19458cf00bdeaf71c4a2665754ca08a6d2bbe8d209ffe3f060ccb9d"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

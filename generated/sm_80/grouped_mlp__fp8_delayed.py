@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:18bdb4a76851d10d
+# checksum sha256:5847bfac773ac429
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "e5fa14522c4ec1215137b85a6d8be7e0945f762084d9050da9c010fd8f924dc8"
+DIGEST = "b2d9b0b042616ec05c58a3bc8d52d45c61747c3815a4415f04a68df72d0d5a75"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d151c77499698193
+# checksum sha256:68b7604566c9918d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "a4233d7cd851ddfc1c8f530b92c6455e24641c449fb8c481fb301328af78c7c7"
+DIGEST = "414aa516bb2dc9c1a4b143c2992699ec2a08edfb574b2136605d9441d5de7562"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

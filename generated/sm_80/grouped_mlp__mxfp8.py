@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9ba4b925155e45ca
+# checksum sha256:4341c91dcf7e53a5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "31329eda9c421da309e304ab45ca34afb7f3b2e31c644724f82ee9d26cc09b17"
+DIGEST = "23dc41be305888c0bbc563669a52a76ca3832d76672600a9c1eea803b2e13fcc"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9eff34dac52222f0
+# checksum sha256:eac82fd839638ca7
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "de40210d6f034e9c0378d8bab5092a83fbf4b6e73a7452c2247f82d7e31e91de"
+DIGEST = "c1380c5e264bcc0395aa1221096488eb34826104573b91411bcdca6a712d45af"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

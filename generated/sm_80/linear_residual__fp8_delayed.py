@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b8dc6fb3bd1275f0
+# checksum sha256:6453b27eb7b293c1
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "2836d301703ee296e7f7eb8e6810c40e3182a2fdf3e6e7f43395183a87e5ded8"
+DIGEST = "a2a89ee55d2ccaa83a7f640eb0d3d8953e340790053f931e5c01930e54eff850"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:777cffc9a003a798
+# checksum sha256:55864879648c4e13
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5532c1567856b3519b5fe73bfeff262569cd543e50c0dd4865c156771c102a1b"
+DIGEST = "5ea7285d0ad6d90daba4ab1899dc0009d17ed68c09911bce832add2f646fd768"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

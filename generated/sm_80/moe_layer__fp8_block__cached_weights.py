@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a601129e35212fda
+# checksum sha256:ba57e2f03b949ec3
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "0fcd72ab148e783eac88e284b506407cbd053869bdfeeae2aa80c863cf7bc843"
+DIGEST = "afc6ab19b95e1ebdacf800ef6178616756446ad304ab7879af5e74edad0830e7"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

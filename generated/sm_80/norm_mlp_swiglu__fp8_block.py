@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1323a728813f298b
+# checksum sha256:d4500e6a4199c745
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "b3040742b9758b4642c3f3a22af67e29070d4d1ae5be7ec2ea4b3d8a36b264aa"
+DIGEST = "5c9967b482609f36a6fbf4eec0d24d867ac05482256d8e0edcff810be05d79e4"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

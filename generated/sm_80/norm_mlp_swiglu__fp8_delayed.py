@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ae0f92595edc8d70
+# checksum sha256:853383ed1205df72
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "fe397f80b9e6bef81d39473198109cf79fcf34038584bb9acd6a0237ae06b66a"
+DIGEST = "b82f11ea271d6d5590128a5c0405f33cbbb70481f74351865773e63e98707d17"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

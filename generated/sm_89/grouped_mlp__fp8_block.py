@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f9b9619ce5f7a3a1
+# checksum sha256:129d11d98999c751
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "1e3116804a48da5b62f41844654d269ba0bf87bdcaa136048e6be286ec47b5c9"
+DIGEST = "7250146ba83eaeb519366467ddfc1c907c56ea76418070671380681b03e82210"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8745d3230ee3c95c
+# checksum sha256:60fc842684b67842
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "983fdd94d13f3bc6a759968a2e3df8faeea7cfadf2fca7fa9f16680daf3ba02d"
+DIGEST = "f821557763dcf600d8e0af638efaff99ab1961b940b589ed4efdc256b266886c"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:30bf7c9d4f6c0aa9
+# checksum sha256:ea045af49377751a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "1b6cac74de32308d4d0eb342e4f132a167e70040716bd667dce4129da48e0eeb"
+DIGEST = "c11d9a8106f943854108996f35bad38176798dd714259c118a30499a8903bd5d"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

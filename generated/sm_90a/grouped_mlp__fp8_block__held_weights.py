@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bd7918da9fd27990
+# checksum sha256:65d1c38f7b12bcf7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "2e7df56ffa95782f2457e947c496a21f4f383f92a272f6e3ef1d93e1925a822e"
+DIGEST = "6853f8e1259a6705d39ec82cbb2584563716611147fd3669dea14cc0f4fcae9f"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:5e2aa025484679b0
+# checksum sha256:de4db1242d8c9029
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "23cd64c51e01afac9c79f9a4c2a978a1d9995b6b79bcbf5e3bddf15fcb62ebdb"
+DIGEST = "b3595949adcaae49454769672516ef3ce3471e38a556b695c272ca58d8f419b9"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2543c1c503a1fdf4
+# checksum sha256:0125333f0e81d0d5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "b8acb2b6b29e603fc57b881176afdbe77bbdc3cdbf0568287802f3d63da9b630"
+DIGEST = "c49126d5f1ed4dee414c017c869eaa0fa6f645c50531870b105648f77b3dba70"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

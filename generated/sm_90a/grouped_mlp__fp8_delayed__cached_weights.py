@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:75014991395deab7
+# checksum sha256:9b84fc1101630704
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "3097a24c560f9c2c9f83a355e86a950809e79ff06a8183a66c9ac53fca4ca722"
+DIGEST = "c20099fcad5bfc702a9dc30e74a6f468e526808d54dfb0168999d69eae13f83f"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ccdd750b8735b068
+# checksum sha256:863807fdc14c7fc2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "8016f39b45dfb25887aa62ff18e95188a3cbf01b261912a8eaefe40c16d1d29f"
+DIGEST = "224110633c81141677f58ba9db575a513208992991026d4db11e94dab1e1f4c8"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

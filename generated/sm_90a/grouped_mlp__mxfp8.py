@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:82b929a4a9ac2db5
+# checksum sha256:5675b92756e1043e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "b149b46628fb4c8b5788948a796abdc78118a57e7309ca5762f4130042582ba8"
+DIGEST = "ee070004a0aa9547e3fbed747e15cfc0c866da94cfef43795a5fc6fc2382a393"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2d35bfcc5444120c
+# checksum sha256:da3a0267d4d86337
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a32471bf829c283d4b09200e56f2dbea014eb42507e574b67ad4ec9839a24375"
+DIGEST = "27129c1cce69d7e8e0f723a9b15200ac0c83392c58672746b28a43f944800a90"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:129371c3fd37ada7
+# checksum sha256:4216d86793601ff1
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "afffe013ec55569010b599a087504ce54dab5d1bd601e95aeed0c9554562169b"
+DIGEST = "8af219a1b20698c4f426d11b07606f87c5fb8551b6fdec574c3babdf4ab62444"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:804a9865a6734f9d
+# checksum sha256:9d1ab493391bee82
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "686567d8779d4120a44ad208b9ad0c335ed77bf3ec957636cf64b26e9b35879c"
+DIGEST = "6b7e6c8eb11d5ccef31d806b7291dc7a6fd95c86cb3b8710710e476702c74fed"
 _library.join("mlp__fp8_block", DIGEST)
 
 

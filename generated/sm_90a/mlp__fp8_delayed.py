@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d91b6d1bb233d1de
+# checksum sha256:fac006c15ab7bded
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "85873a2c2b829b498137a65f4f8f56beef14e9749305e12dff2ade137bcbadfb"
+DIGEST = "dd5cb4064a84e9ebb111e78389124c6a9a532cd80e5e0b7594423ce96de5de28"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f837a4f673160b34
+# checksum sha256:82d3a3912f2a24f3
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "439a4e0d4a4b8ab9eaea70a4abf34858bb9a196d0ae563fd59cd09e730154059"
+DIGEST = "1a1442c397f32bd9610fbeb9ab4b74bb3b7b617372f02141a14d5e3dfe8c50fc"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2e872161d53a82a6
+# checksum sha256:e4b28013e8271f5d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "cb600a6168dd46027391f38c3f7fbb9b18bc7d255d6835be58990f0999a98320"
+DIGEST = "9d30e08865f06b0e6d347a495f6130b9836d38db4c7a6f2da2f888c5dcd132f7"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

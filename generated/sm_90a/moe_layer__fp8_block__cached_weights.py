@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f91c8120997238cc
+# checksum sha256:76655770d4f908fd
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "30e2789ebe021b156ec581cb78d69ceecdeaca35e2c6715686495c3b331a20b7"
+DIGEST = "ec408b82b608b568a6f5091d50c98b73854ac3035bbc6f7772e174fcfe8beb96"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

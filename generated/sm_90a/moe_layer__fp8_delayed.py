@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e504ecc3f23bb7b3
+# checksum sha256:7e7972ab8e74a254
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "b432cd92e67cfbb8a235f7ce7f62174620ae1884b9dca536569477f7802a5a1f"
+DIGEST = "d128cb3329c80571fc6252a7404f76367e404c305e28d9d15e6e38039a6570a8"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -9,9 +9,12 @@ namespace {
 
 using Element = __nv_bfloat16;
 
+// Of so few tokens that rows of 264 columns are two panels.
+constexpr int64_t kPanel = 128 * sizeof(Element) * 50;
+
 Status merged(int config, const GatherQuantizeArguments& in, Stream& stream) {
   const auto launch = [&](auto kind) {
-    return launch_gather_quantize<decltype(kind)>(in, stream);
+    return launch_gather_quantize<decltype(kind), kPanel>(in, stream);
   };
   switch (config) {
     case 0: return launch(QuantizeConfig<Element, E4M3, Tensor>());

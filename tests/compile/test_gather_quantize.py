@@ -33,6 +33,7 @@ CASES = {
     "ragged": Routes(70, 3, 5, 136),
     "one choice": Routes(130, 1, 3, 24),
     "dropped": Routes(50, 4, 6, 264, 0.4),
+    "panels": Routes(40, 2, 3, 648),
     "all dropped": Routes(20, 2, 3, 8, 1.0),
     "many experts": Routes(33, 8, 64, 40),
     "whole tiles": Routes(128, 2, 2, 256),

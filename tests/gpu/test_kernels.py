@@ -37,7 +37,8 @@ def assert_ours_alone(names: list[str]) -> None:
 
 
 CASE = support.ragged("kernels", 6, 1500, 264, 392)
-MLP_KINDS = ["fprop", "fprop", "dgrad", "wgrad", "dgrad", "wgrad"]
+MLP_GRADIENTS = ["dgrad", "dgrad", "wgrad", "wgrad"]
+"""Sorted; the plan says which gradient runs first."""
 
 
 @pytest.mark.parametrize("dtype", support.DTYPES)
@@ -73,7 +74,8 @@ def test_grouped_mlp_runs_our_kernels_alone(bundle: ModuleType, dtype: torch.dty
     function = support.function_of(bundle, "grouped_mlp")
     names = kernels_of(lambda: support.forward_backward(function, operands, dy))
     assert_ours_alone(names)
-    assert [launch.kind for launch in launches(names)] == MLP_KINDS
+    kinds = [launch.kind for launch in launches(names)]
+    assert kinds[:2] == ["fprop", "fprop"] and sorted(kinds[2:]) == MLP_GRADIENTS
     plan = bundles.load_cell(bundle, "grouped_mlp__bf16").GroupedMLP.describe()
     apart = 1 if "grouped_gemm_pointwise" in plan else 2  # or in the epilogue of the first GEMM
     assert sum("pointwise" in name for name in names) == apart

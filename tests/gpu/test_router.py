@@ -23,6 +23,7 @@ SCALARS = {
     "scale": 2.5,
     "aux_coefficient": 0.5,
     "z_coefficient": 0.25,
+    "sequences": 1,
 }
 HIDDEN = 264
 EXPERTS = (16, 64, 128, 136, 256, 264, 512, 1024)

@@ -8,6 +8,7 @@
 // bank conflicts. Results do not depend on timing: maxima are exact and sums have a fixed order.
 #pragma once
 
+#include "fusegen/common/ceil_div.h"
 #include "fusegen/quantize/amax.cuh"
 #include "fusegen/quantize/write.cuh"
 
@@ -615,6 +616,32 @@ struct OnlyPlace {
   __device__ __forceinline__ uint32_t column_block() const { return gridDim.y - 1 - blockIdx.y; }
 };
 
+// Whether several rows of what a source gives are one row of what it reads. A launch then walks all rows
+// of a panel of columns before those of the next, so that what is read comes from memory once:
+// `source.panel_columns()` says of how many columns the L2 cache holds that.
+template <class Source>
+inline constexpr bool kSharesRows = false;
+
+// Panels of gridDim.y column blocks each, the last of which may have fewer, one after the other in z.
+template <class Config>
+struct PanelPlace {
+  const QuantizeArguments& in;
+  uint32_t column_blocks, super_rows;
+
+  __device__ __forceinline__ explicit PanelPlace(const QuantizeArguments& only)
+      : in(only),
+        column_blocks(uint32_t(ceil_div(in.columns, Config::kColumnTiles * kTileColumns))),
+        super_rows(gridDim.z / ((column_blocks + gridDim.y - 1) / gridDim.y)) {}
+
+  __device__ __forceinline__ int32_t row_tile() const {
+    if (column_block() >= column_blocks) return INT32_MAX;
+    return blockIdx.z % super_rows * kSuperRow + blockIdx.x;
+  }
+  __device__ __forceinline__ uint32_t column_block() const {
+    return blockIdx.z / super_rows * gridDim.y + blockIdx.y;
+  }
+};
+
 template <class Config, class Source, class Place = OnlyPlace, class Launched = QuantizeArguments>
 __global__ void __launch_bounds__(kThreads, kBlocks<Config, Source>)
     quantize_kernel(const __grid_constant__ Launched launched,
@@ -649,6 +676,26 @@ Status check_quantize(const QuantizeArguments& in) {
   return {};
 }
 
+// Column blocks of a panel of at most so many columns, panels alike.
+inline int64_t panel_blocks(const TileGrid& grid, int64_t most) {
+  const int64_t panels = ceil_div(grid.column_tiles, most > 0 ? most : 1);
+  const int64_t most_panels = grid.super_rows > 0 ? kMostSuperRows / grid.super_rows : 1;
+  return ceil_div(grid.column_tiles, panels < most_panels ? panels : most_panels);
+}
+
+template <class Config, class Source>
+Status launch_panels(const QuantizeArguments& in, Stream& stream, const Source& source) {
+  constexpr int kColumns = Config::kColumnTiles * kTileColumns;
+  const TileGrid grid = tile_grid<kColumns>(in, work_space<Config>(in));
+  if (Status status = check_grid(grid); !status.ok()) return status;
+  const int64_t width = panel_blocks(grid, source.panel_columns() / kColumns);
+  const dim3 all(kSuperRow, unsigned(width),
+                 unsigned(grid.super_rows * ceil_div(grid.column_tiles, width)));
+  return launch_kernel("cudaLaunchKernelEx(quantize panels)",
+                       &quantize_kernel<Config, Source, PanelPlace<Config>>, Grid{all, kThreads},
+                       stream, in, source);
+}
+
 }  // namespace quantizing
 
 // At least one copy, a fold or row sums; see quantize.h for what each needs.
@@ -657,9 +704,13 @@ static Status launch_quantize(const QuantizeArguments& in, Stream& stream,
                               const Source& source = {}) {
   using namespace quantizing;
   if (Status status = check_quantize<Config>(in); !status.ok()) return status;
-  return launch_tiles<kTileColumns * Config::kColumnTiles>(
-      "cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in, work_space<Config>(in),
-      stream, source);
+  if constexpr (kSharesRows<Source>) {
+    return launch_panels<Config>(in, stream, source);
+  } else {
+    return launch_tiles<kTileColumns * Config::kColumnTiles>(
+        "cudaLaunchKernelEx(quantize)", &quantize_kernel<Config, Source>, in,
+        work_space<Config>(in), stream, source);
+  }
 }
 
 }  // namespace fusegen

@@ -3,7 +3,8 @@
 //
 // Apart, a row is written once and read once or, behind an amax pass, twice: 4 or 6 bytes an element
 // of R H, and 2 T H. Here it is read once or twice from where it lies, 256 bytes of a row to a warp
-// as in a tensor of rows; a token's rows are far apart, but lie in the L2 cache where that holds x.
+// as in a tensor of rows. A token's rows are far apart: the quantise kernel walks panels of columns
+// that the L2 cache holds, so that x comes from memory once. An amax pass reads R H of it.
 #pragma once
 
 #include "fusegen/quantize/step.cuh"
@@ -14,13 +15,20 @@ namespace fusegen {
 
 namespace quantizing {
 
+// A third of the L2 cache of an H100; the codes that are written take another.
+inline constexpr int64_t kPanelBytes = int64_t(16) << 20;
+
 // `in.x`, [tokens, columns], in rows of slots; what has no slot is zeros.
-template <class Element_>
+template <class Element_, int64_t kPanel>
 struct GatheredSource {
   using Element = Element_;
   static constexpr int kBlocksPerSm = TensorSource<Element>::kBlocksPerSm;
 
   GatherRowsArguments rows_of;
+
+  int64_t panel_columns() const {
+    return rows_of.tokens > 0 ? kPanel / int64_t(sizeof(Element)) / rows_of.tokens : rows_of.columns;
+  }
 
   template <class Arguments>
   __device__ __forceinline__ void load(Values<Element>& values, const Arguments& in, int64_t row,
@@ -52,15 +60,18 @@ struct GatheredSource {
   }
 };
 
+template <class Element, int64_t kPanel>
+inline constexpr bool kSharesRows<GatheredSource<Element, kPanel>> = true;
+
 }  // namespace quantizing
 
-template <class Config>
+template <class Config, int64_t kPanel = quantizing::kPanelBytes>
 static Status launch_gather_quantize(const GatherQuantizeArguments& in, Stream& stream) {
   if (!in.quantizes) return {};
   if (in.gather.tokens * in.gather.choices > INT32_MAX) {
     return {static_cast<int>(cudaErrorInvalidValue), "rows of experts: fewer than 2^31 choices"};
   }
-  const quantizing::GatheredSource<typename Config::Element> source{in.gather};
+  const quantizing::GatheredSource<typename Config::Element, kPanel> source{in.gather};
   return launch_quantize_step<Config>(in.step, stream, source);
 }
 

@@ -306,13 +306,20 @@ TileGrid tile_grid(const Arguments& in, Space space) {
   return {(tiles + kSuperRow - 1) / kSuperRow, (in.columns + width - 1) / width};
 }
 
+inline constexpr int64_t kMostSuperRows = 65535;  // of a grid's z
+
+inline Status check_grid(const TileGrid& grid) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  if (grid.super_rows > kMostSuperRows) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
+  if (grid.column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
+  return {};
+}
+
 template <int width = kTileColumns, int kSharedBytes = 0, class Arguments, class... Sources>
 Status launch_tiles(const char* call, void (*kernel)(Arguments, Sources...), const Arguments& in,
                     Space space, Stream& stream, const Sources&... source) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   const TileGrid grid = tile_grid<width>(in, space);
-  if (grid.super_rows > 65535) return {kInvalid, "at most 65535 * 8 tiles of 128 rows"};
-  if (grid.column_tiles > 65535) return {kInvalid, "columns: at most 65535 tiles"};
+  if (Status status = check_grid(grid); !status.ok()) return status;
   const dim3 blocks(kSuperRow, unsigned(grid.column_tiles), unsigned(grid.super_rows));
   return launch_kernel(call, kernel, Grid{blocks, kThreads, kSharedBytes}, stream, in, source...);
 }
