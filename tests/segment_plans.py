@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from fusegen.checks.load import load
+from plans import SPECS
+
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.text import parse, text
@@ -13,9 +14,7 @@ from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, run_passes
 from fusegen.passes.seal import seal
 from fusegen.passes.verify import verify_pass
-from fusegen.publish.paths import builtin_specs
 
-SPECS = load([builtin_specs()])
 CELL = "grouped_mlp__bf16__one_backward_call"
 DELAYED = "linear__bf16__delayed_wgrad"
 _GROUP = 'group=ranks:"ranks that share their activations" attributes=(op:max)'

@@ -70,7 +70,7 @@ TIERS = (FAST, OPTIONS, KERNELS, GPU, EXHAUSTIVE)
 ALL = (FAST, OPTIONS, KERNELS)
 """What CI runs."""
 
-MOST = 8
+MOST = 5
 """Parameters of one slow test that CI runs."""
 
 LONGEST = (

@@ -10,17 +10,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.build.library import BuildReport, UnitReport, build
-from fusegen.checks.load import load
 from fusegen.families.pointwise_quantize import POINTWISE_QUANTIZE
-from fusegen.publish.paths import builtin_specs
 
 from .contracts import broken, promises_of
 
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
-SPECS = load([builtin_specs()])
 pytestmark = pytest.mark.compile
 
 

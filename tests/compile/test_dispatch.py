@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer
 from fusegen.families.limits import SHARED_BYTES, SHARED_MEMORY, hardware_limits
@@ -16,14 +16,13 @@ from fusegen.ir.kernel_set import KernelSet
 from fusegen.ir.naming import Cell
 from fusegen.ir.predicate import SizeVariable
 from fusegen.passes.pipeline import resolve
-from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_templates
 from fusegen.tuning.fit import choose
 
 from .dispatching import definition, lines_of
 
 pytestmark = pytest.mark.compile
 
-SPECS = load([builtin_specs()])
 ARCH = SPECS.archs["sm_80"]
 CELLS = [Cell("grouped_linear", recipe) for recipe in ("bf16", "nvfp4", "fp8_rowwise")]
 MEMORY = [hardware_limits(each)[SHARED_MEMORY] for each in ((8, 0), (8, 6), (9, 0), (12, 0))]

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from plans import SPECS
 from torch import Tensor
 
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 
 from .loading import load_cells
 
 INTERLEAVED, BLOCK = "interleaved_32", 32
-SPECS = load([builtin_specs()])
 OFFERING = modules_with(INTERLEAVED, SPECS)
 ALONE = [name for name in OFFERING if not SPECS.modules[name].chain]
 CHAINS = [name for name in OFFERING if SPECS.modules[name].chain]

@@ -10,22 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from plans import SPECS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusegen.checks.load import load
 from fusegen.ir.buffers import size_in_bytes
 from fusegen.ir.naming import Cell, need, parameter_argument
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 
 from .loading import load_cells
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-SPECS = load([builtin_specs()])
 CLASSES = {
     "grouped_mlp": "GroupedMLP",
     "grouped_mlp_clamped_qgeglu": "GroupedMLPClampedQGEGLU",

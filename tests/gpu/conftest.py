@@ -18,9 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bundles import (
     BUNDLE_VARIABLE,
     DEVICE,
+    TWIN,
     bundles_to_test,
     compiled_bundles,
     has_shipped,
+    kind_of,
     load_bundle,
     quantized_bundles,
 )
@@ -43,6 +45,15 @@ _DEVICE_ONLY = [
 _QUANTIZED = ["test_quantized.py", "test_quantized_device.py"]
 # Every other file runs shipped modules under bf16.
 _PLAIN = [path.name for path in HERE.glob("test_*.py") if path.name not in _QUANTIZED]
+# Twins have other kernels of GEMMs, and few modules around these.
+_OF_GEMMS = [
+    *_QUANTIZED,
+    "test_graphs.py",
+    "test_main_grad.py",
+    "test_numerics.py",
+    "test_operands.py",
+]
+_BESIDE_GEMMS = [path.name for path in HERE.glob("test_*.py") if path.name not in _OF_GEMMS]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
 _OF_FUSEGEN = [
     "test_collective_graphs.py",
@@ -71,6 +82,7 @@ collect_ignore_glob = [] if FOLDERS else ["test_*.py"]
 collect_ignore = _DEVICE_ONLY if DEVICE == "cpu" else []
 collect_ignore += [] if quantized_bundles() else _QUANTIZED
 collect_ignore += [] if all(map(has_shipped, FOLDERS)) else _PLAIN
+collect_ignore += _BESIDE_GEMMS if any(kind_of(each) == TWIN for each in FOLDERS) else []
 collect_ignore += [] if importlib.util.find_spec("pydantic") else _OF_FUSEGEN
 collect_ignore += [] if importlib.util.find_spec("transformers") else _OF_TRANSFORMERS
 

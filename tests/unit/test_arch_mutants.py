@@ -26,11 +26,11 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
+from plans import SPECS
 from pydantic import ValidationError
 
 from fusegen.build.toolchain import MIN_NVCC
 from fusegen.checks.archs import check_arch
-from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.render import Renderer, RenderError
 from fusegen.families.family import Config, Demand, offers
@@ -58,7 +58,6 @@ from .device_code import traits
 
 pytestmark = pytest.mark.slow
 
-SPECS = load([builtin_specs()])
 
 Path_ = tuple[str | int, ...]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
@@ -28,7 +29,6 @@ from fusegen.steps import is_gemm
 from fusegen.steps.copies import Formats
 from fusegen.steps.verify import faults, views
 
-SPECS = load([builtin_specs()])
 MODULE = "linear_cross_entropy"
 HOPPER = "sm_90a"
 ARCHS = tuple(SPECS.archs)

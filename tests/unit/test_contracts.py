@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plans import SPECS
 
 from fusegen.build.contracts import OF_LAUNCHERS, Promise, promises
 from fusegen.build.objcache import KernelUsage, Report
 from fusegen.build.sass import functions
-from fusegen.checks.load import load
 from fusegen.families.contract import ANY, Contract, contract_of
 from fusegen.families.family import Family
 from fusegen.families.registry import SHIPPED
@@ -18,9 +18,7 @@ from fusegen.ir.kernel import Store
 from fusegen.ir.kernel_set import Variant
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.publish.paths import builtin_specs
 
-SPECS = load([builtin_specs()])
 KERNEL = KernelUsage("k", registers=80, stack=0, spill_stores=0, spill_loads=0, shared=1024)
 REPORT = Report(9.0, peak_bytes=1 << 28, kernels=(KERNEL,), warnings=(), cpu_seconds=5.0)
 CODE = {"k": ("HMMA.16816.F32", "LDG.E", "EXIT")}

@@ -11,11 +11,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from fusegen.checks import archs
-from fusegen.checks.load import load
 from fusegen.emit.kernels.units import unit_context
 from fusegen.families import registry, scalings
 from fusegen.families.family import Config, Demand, Family, offers
@@ -39,7 +39,7 @@ from fusegen.ir.quantization import (
     Scaling,
 )
 from fusegen.passes.pipeline import Plan, resolve
-from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_templates
 from fusegen.spec import points
 from fusegen.spec.arch import Every, FamilySpec, capability_of
 from fusegen.spec.offered import offered
@@ -48,7 +48,6 @@ from fusegen.steps.launch import Origin
 
 from .device_code import CSRC, constant, traits
 
-SPECS = load([builtin_specs()])
 COOPERATIVE, PINGPONG = Schedule.COOPERATIVE, Schedule.PINGPONG
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.python.directions import direction_texts
 from fusegen.emit.text.explain import explain
 from fusegen.ir.dtypes import DType
@@ -18,7 +18,6 @@ from fusegen.ir.step import Operand, Step
 from fusegen.ir.text import parse, text
 from fusegen.passes.order import WORTH
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.steps.footprint import (
     Peaks,
     Stretch,
@@ -33,7 +32,6 @@ from fusegen.steps.footprint import (
 )
 from fusegen.steps.verify_directions import verify_plan
 
-SPECS = load([builtin_specs()])
 ONE = "one_backward_call"
 MODELS = (
     {"E": 8, "T": 32768, "H": 4096, "F": 14336},

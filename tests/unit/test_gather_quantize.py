@@ -1,4 +1,4 @@
-"""Rows of experts that are quantised where the tokens lie: where that applies, and what it saves."""
+"""Rows of experts that are quantised where the tokens lie: where, and what it saves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
@@ -15,7 +16,6 @@ from fusegen.passes.verify import verify_pass
 from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 
-SPECS = load([builtin_specs()])
 RULES = ("gather_quantize", "gathered_gradient_quantize")
 QUANTIZED = sorted({*SPECS.recipes} - {"bf16"})
 
@@ -73,7 +73,10 @@ inputs:
   counts: {shape: [E], dtype: int64}
 outputs: [rows, y]
 chain:
-  - {op: routing_plan, as: plan, with: {ids: ids}, out: {split_sizes: split_sizes, row_slot: row_slot, slot_row: slot_row}}
+  - op: routing_plan
+    as: plan
+    with: {ids: ids}
+    out: {split_sizes: split_sizes, row_slot: row_slot, slot_row: slot_row}
   - {op: gather, as: gather, with: {x: x}, out: rows}
   - {op: grouped_linear, as: fc, out: y, dims: {T: T * K, K: H, N: N}}
 """

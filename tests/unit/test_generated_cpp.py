@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import ArtifactKind, FileSet
 from fusegen.emit.polish import polish
@@ -16,11 +16,10 @@ from fusegen.emit.text.fold import LINE_LENGTH
 from fusegen.emit.text.fold_cpp import fold_cpp
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve
-from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_templates
 from fusegen.spec.cells import target_cells
 from fusegen.spec.offers import words_of
 
-SPECS = load([builtin_specs()])
 LONGEST_NAME = "grouped_mlp_clamped_qgeglu"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.fileset import FileSet
 from fusegen.emit.polish import polish
@@ -17,10 +17,9 @@ from fusegen.emit.render import Renderer
 from fusegen.emit.text.fold import LINE_LENGTH, fold, fold_python
 from fusegen.ir.naming import Cell
 from fusegen.passes.pipeline import resolve, resolve_module
-from fusegen.publish.paths import builtin_specs, builtin_templates
+from fusegen.publish.paths import builtin_templates
 from fusegen.spec.offers import words_of
 
-SPECS = load([builtin_specs()])
 LONGEST_NAME = "grouped_mlp_clamped_qgeglu"
 OF_EVERY_KIND = ("linear", "grouped_linear", "grouped_mlp_srelu", "quantize")
 """Modules that quantise, one of those that differ in their activation."""

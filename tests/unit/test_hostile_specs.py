@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from plans import SPECS as BUILTIN
 
 from fusegen.checks import check
-from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
 from fusegen.emit.polish import polish
 from fusegen.ir.naming import Cell
@@ -23,7 +23,6 @@ from fusegen.spec.diagnostics import Problem, SpecError
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import SpecSet, parse_spec
 
-BUILTIN = load([builtin_specs()])
 FILES = [(kind, p) for kind in SpecKind for p in sorted((builtin_specs() / kind.folder).iterdir())]
 TEXTS = {path: yaml.safe_load(path.read_text(encoding="utf-8")) for _, path in FILES}
 ODD: tuple[object, ...] = (

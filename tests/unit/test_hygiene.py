@@ -21,7 +21,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from plans import stand_for_others
+from plans import SPECS, stand_for_others
 
 from fusegen.checks.load import load
 from fusegen.checks.names import (
@@ -43,7 +43,6 @@ from fusegen.spec.diagnostics import SpecError
 from fusegen.spec.load import SpecSet
 
 RENDERER = Renderer([builtin_templates()])
-SPECS = load([builtin_specs()])
 NUMBERS = itertools.count()
 
 Renaming = Mapping[str, str]

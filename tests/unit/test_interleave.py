@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import CheckKind
 from fusegen.ir.step import HALVES, Access, Step
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 
 INTERLEAVED = "interleaved_32"
 ALTERNATING = (Access.FIRST_OF_32, Access.SECOND_OF_32)
-SPECS = load([builtin_specs()])
 GATED = {name for name, op in SPECS.ops.items() if any(t.halves for t in op.tensors.values())}
 MODULES = tuple(
     name

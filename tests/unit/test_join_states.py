@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.options import OPTIONS
 from fusegen.options.cached_input import CACHE_QUANTIZED
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.inputs import derivations
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.cells import target_cells, with_options
 
 from . import gpu_files
 
 evidence = gpu_files.load("evidence")
-SPECS = load([builtin_specs()])
 TARGETS = {
     arch: cells.every
     for arch, cells in target_cells(SPECS, SPECS.targets).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.python.words import program_text
@@ -18,7 +19,6 @@ from fusegen.publish.paths import builtin_specs
 from fusegen.steps import BY_NAME
 from fusegen.steps.definition import Reference, StepDef
 
-SPECS = load([builtin_specs()])
 OP = """\
 edition: 2
 op: toy

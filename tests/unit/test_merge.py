@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.reference.cell import reference_context
 from fusegen.ir.naming import Cell, need
@@ -14,12 +14,10 @@ from fusegen.ir.plan import ModulePlan
 from fusegen.ir.step import Step
 from fusegen.options import OPTIONS
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.load import SpecSet
 from fusegen.steps import copies_memory, sums_rows
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS
 
-SPECS = load([builtin_specs()])
 APART = replace(SPECS, fusions={})
 
 

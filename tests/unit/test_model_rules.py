@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.archs import variants_of
 from fusegen.checks.load import load
@@ -25,7 +26,6 @@ from fusegen.tuning.rewrite import marked
 from fusegen.tuning.tune import Tuned, rewritten, tune, tune_by_model
 
 ROOT = Path(__file__).parents[2]
-SPECS = load([builtin_specs()])
 SWEEPS = sorted((ROOT / "benchmarks" / "results" / "sweeps").glob("*.json"))
 CASES = grid([(2048, 1408), (7168, 2048)], quick=True)
 ARCH, FAMILY = "sm_80", "gemm_mma"

@@ -6,8 +6,8 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
 from fusegen.emit.text.explain import explain
 from fusegen.ir.buffers import size_in_bytes
@@ -15,10 +15,8 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import not_offered
 
-SPECS = load([builtin_specs()])
 MODULES = tuple(name for name in SPECS.modules if name.startswith("moe_layer"))
 SIZES = {"T": 8192, "K": 8, "E": 256, "H": 7168, "F": 2048}
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from plans import by_form
+from plans import SPECS, by_form
 
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.options.save import RECOMPUTE
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
-from fusegen.publish.paths import builtin_specs
 from fusegen.steps import copies_memory
 
-SPECS = load([builtin_specs()])
 ARCHS = ("cpu", "sm_80", "sm_90a")
 LINEARS = ("rms_norm_linear", "layer_norm_linear")
 MLPS = ("norm_mlp", "norm_mlp_swiglu", "norm_mlp_srelu", "layer_norm_mlp")

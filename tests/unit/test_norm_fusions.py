@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
@@ -22,7 +23,6 @@ from fusegen.steps import copies_memory
 from fusegen.steps.norm import ADDED, TOTAL
 from fusegen.steps.norm_quantize import STATISTICS
 
-SPECS = load([builtin_specs()])
 ARCHS = ("cpu", "sm_80", "sm_90a")
 KINDS = {"rms_norm": "rms", "layer_norm": "layer", "l2_normalization": "l2"}
 

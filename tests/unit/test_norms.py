@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
@@ -21,7 +22,6 @@ from fusegen.publish.paths import builtin_specs, builtin_templates
 from fusegen.steps import copies_memory
 from fusegen.steps.norm import PARTIALS
 
-SPECS = load([builtin_specs()])
 OPS = ("rms_norm", "layer_norm", "l2_normalization")
 GPUS = ("sm_90a", "sm_80")
 CHAIN = """\

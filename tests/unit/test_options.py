@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen import api
 from fusegen.checks.load import load
@@ -21,7 +22,6 @@ from fusegen.spec.load import SpecSet
 from fusegen.spec.offers import choices_of, modules_with, options_of, recipe_facts
 from fusegen.spec.usage import UsageError
 
-SPECS = load([builtin_specs()])
 FEATURES = Path(__file__).parents[2] / "docs" / "features"
 FURTHER = [(option, word) for option in OPTIONS for word in option.further]
 EXCLUSIONS = [(option, each) for option in OPTIONS for each in option.excludes]

@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from plans import SPECS
 
 from fusegen import api, cli
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
 from fusegen.passes import pipeline
 from fusegen.passes.contract import Pass
 from fusegen.passes.draft import EMPTY, Draft, Property
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module, run_passes
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.spec.usage import UsageError
 
 ROOT = Path(__file__).parents[2]
-SPECS = load([builtin_specs()])
 NAMES = [each.name for each in PASSES]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from plans import SLOW
+from plans import SLOW, SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.buffers import Attribute, Buffer
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
@@ -16,11 +15,9 @@ from fusegen.passes.contract import Pass
 from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import resolve, resolve_module
 from fusegen.publish.inputs import derivations
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.cells import target_cells
 from fusegen.spec.offers import words_of
 
-SPECS = load([builtin_specs()])
 TARGETS = {
     arch: cells.every
     for arch, cells in target_cells(SPECS, SPECS.targets).items()

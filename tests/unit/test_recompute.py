@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.launcher.program import launcher_context
@@ -24,7 +25,6 @@ from fusegen.steps import copies_memory, quantizes
 AGAIN = "recompute_activations"
 HELD = "held_weights"
 ARCHS = ("cpu", "sm_90a")
-SPECS = load([builtin_specs()])
 MODULES = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
 QUANTIZED = tuple(name for name, recipe in SPECS.recipes.items() if recipe.roles)
 SIZES = {"T": 1000, "E": 5, "H": 264, "F": 200}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.buffers import StateFill
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import CheckKind
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
-from fusegen.publish.paths import builtin_specs
 from fusegen.steps import is_gemm
 
-SPECS = load([builtin_specs()])
 ARCHS = ("cpu", "sm_80", "sm_90a")
 MODULES = {
     "norm_qkv": (1, False),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.step import Step
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import modules_with
 
 SCALED = "scaled_bias"
-SPECS = load([builtin_specs()])
 MLPS = tuple(name for name in SPECS.modules if name.startswith("grouped_mlp"))
 LAYERS = tuple(name for name in SPECS.modules if "moe_layer" in name)
 every_arch = pytest.mark.parametrize("arch", ("cpu", "sm_90a"))

@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from plans import SPECS
 
 from fusegen.checks.load import load
 from fusegen.emit.bundle import render_bundle
@@ -82,7 +83,6 @@ TABLES = ("kernels", "kinds")
 """Keys of what has a name as its key and is alike under every name."""
 TRIED = ("\\x41 \" ' */ ${X} $(touch owned) <b>`|", "two\nlines", "\u202e reversed", "x" * 201)
 """In every field; the first one alone is one line of printable text."""
-SPECS = load([builtin_specs()])
 RENDERER = Renderer([builtin_templates()])
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plans import SPECS
 
-from fusegen.checks.load import load
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan, Status
 from fusegen.ir.quantization import Orientation, Role, ScaleRounding
 from fusegen.ir.shapes import Shape
 from fusegen.passes.pipeline import resolve_module
-from fusegen.publish.paths import builtin_specs
 from fusegen.steps import is_gemm
 
 ARCH = "sm_100a"
-SPECS = load([builtin_specs()])
 FAMILIES = {
     "bf16": "gemm_tcgen05",
     "fp8_block": "gemm_pow2_tcgen05",

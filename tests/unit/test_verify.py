@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from plans import SLOW, by_form
+from plans import SLOW, SPECS, by_form
 
 from fusegen import cli
-from fusegen.checks.load import load
 from fusegen.ir.dtypes import DType
 from fusegen.ir.naming import Cell
 from fusegen.ir.text import parse, text
@@ -20,12 +19,9 @@ from fusegen.passes.draft import Draft
 from fusegen.passes.pipeline import PASSES, context_of, resolve, resolve_module, run_passes
 from fusegen.passes.verify import draft_faults, verify_pass
 from fusegen.publish.inputs import derivations
-from fusegen.publish.paths import builtin_specs
 from fusegen.spec.offers import words_of
 from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
-
-SPECS = load([builtin_specs()])
 
 
 def cells_of(module: str) -> list[Cell]:
