@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ce08747db25477e8
+# checksum sha256:8237ddc383df99ed
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "d304337176a4f62b3316c898fe5275da99e958432f5832baaa1e15efec366fc7"
+DIGEST = "298f8b9fa9b81547e3929c522777f87990bb34fcb5b0bde43e69f05bf439bdcc"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9da90ee8224e151a
+# checksum sha256:28fa6af1652b4609
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "58967f20e8985b3f02c77af263aaf0dab329e7018173fa1899932f908f093c2e"
+DIGEST = "fd36ae4d0bd77a97147a23ed82445718d23e432cadb7223799862931abedbf23"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

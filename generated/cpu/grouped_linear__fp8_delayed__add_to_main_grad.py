@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:46b3c5d24f7d93f7
+# checksum sha256:c14cb2ad05fc4015
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8d13eba8aafd5af254cc2f75b03ebb7b6b446b33322eb8f2ae3a340e67f6cc83"
+DIGEST = "9cd4bacffa3152d98690318d6aea49f9d2b78dd968f8afb27821a8dcf475881d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:02a0b58d6a6b5a28
+# checksum sha256:4bb0ce97fb66d095
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "a5a292691f6e3eebcd9aa305f0216f1e3475291148abe5533b051fdf65b965de"
+DIGEST = "2cab1b822925aa5088368c9e3263418804e2c18fd65d67e6697d807c72fd64af"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

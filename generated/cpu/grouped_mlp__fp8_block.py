@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:605b4b9682a29b91
+# checksum sha256:8ebffe70622f744b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "712c1697d308c2d2af407953b57c3527f37e838e9706e792fcc9637034802f5a"
+DIGEST = "6e17c50060c592d2cffd2b4c5b7daf9d9fc656939c9d39c107ef2dabc9108977"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fd9f7001e7db7944
+# checksum sha256:ac3597996b1cba15
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "018f7f92583352cf0342135e7659d03c79abc5d93549176f05ff61c564b8ad98"
+DIGEST = "2f547f3f5bf62381296069c8b6942575e2ea2d14d9997dc7b9d3d0818abd9a57"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

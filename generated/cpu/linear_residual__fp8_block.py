@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18e14b4d05696e6a
+# checksum sha256:440ef33a116a91ed
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "7dd7f411e72fdc69bc8c8c0ee088265a1522cc12f64e1660d575a0ed9882b8b7"
+DIGEST = "778142a737e9d204e986c76a3c3ca2da84d613b9965292b002df55b390f8e1df"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

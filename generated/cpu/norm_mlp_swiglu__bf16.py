@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1c96cb1979a8b501
+# checksum sha256:11fa7896326313c1
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "2ca2b0f07e05fdd297c77e5a395808e62f7d4432951c7e97a272a873cb278da8"
+DIGEST = "2bce39984862d9d0c0c3c60384a3aa16c50f9dd3a7abeb50972a0a83da3d546d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:eecf936c99046446
+# checksum sha256:a7b62a0768a891a0
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "d2c45062965b4b7b9776331dbf24786eec9cc5257b9442186bf65f927b1bf5bf"
+DIGEST = "435ec71f3a96267e326618ab8fd1ccba1f5ac24347e79334731c411acb6a2670"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

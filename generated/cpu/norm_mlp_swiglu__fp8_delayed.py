@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9db3b013ddbc6d3e
+# checksum sha256:6c373f34f657ec92
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "7222dc59fd47951f3504ad6a679902452226c7694facb4744a1e773e4007134a"
+DIGEST = "1a21b30a8c3514ec139d2507d624b1a471a7a12623966abaaebc7a2c9adb5c19"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

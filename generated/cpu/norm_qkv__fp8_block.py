@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e6bc6e8af2384a6a
+# checksum sha256:0d93f043e39585ce
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "ed185af41e8c751cbb82889abed994e0e4c046354108b7c56113dec47eeb8898"
+DIGEST = "4081dcd5f98b8bc0a01058bf7f618d4b78594b328f20f87b7ea7a206bad29f52"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36ff12e42ccb0d15
+# checksum sha256:9134062d09b6afdb
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "9102bfc33ec729f89223ec762828b437ac9b56f77dc00fc8e6b935201118a70e"
+DIGEST = "1dd56f14097ddca8fb36b41f71587a2f1ee22dc827181a1512aaf78216b25183"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:47a44a957c90c3f7
+# checksum sha256:499af0393731c2df
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "4b3cab87b1bf295ba4517802326cababa6b2c0737efa875c85f73669790d7f3e"
+DIGEST = "898b4a62c17242e2835fa72f90ea44971b5a9206487add62150e56bddf87271d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

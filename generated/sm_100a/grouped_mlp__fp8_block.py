@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ac141fe4f90591d2
+# checksum sha256:b6e20d3766bfe9b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "853282fbd513a3343da76803a0a779e91425495e14ea7bbc85e9ac474cbcd68d"
+DIGEST = "815a17c89fd90f21d1e67bb1a779c278b39abce146e93a8cd37c4990a6033cdc"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

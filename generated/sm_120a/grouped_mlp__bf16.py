@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c3a3a65c712d10a9
+# checksum sha256:5c95edc5a2d344ac
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "57b22ec24dbd736e55e640b179b4b3aa4400abb83105d6f7ccd7b6c7490fc84d"
+DIGEST = "c8b88979d53270e2dbf6785527cadfc2367c0b5efb18cd83b6c6a726ddbdf36c"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

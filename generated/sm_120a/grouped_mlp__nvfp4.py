@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:492cf259589137b8
+# checksum sha256:ab8df3083692e037
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "1a9209758971739201c097cd3c022d10fd56063edf43d78dcead9a18d1a41451"
+DIGEST = "3146b2b07e16f79cd2638975923f6db38e8ce71b917dc5a96f7ccefede23ab9c"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3f6f940abe11b83e
+# checksum sha256:29aada9ee26b7bd5
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "e1e891bc99d98a57f22035f4ec726ccdfcb43ece30b8f125cb0e6e8dad4c0baa"
+DIGEST = "fa70851ffc77382ba8c2284d7de300a2c092d43d40bd9281c0fae6e184c73b11"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eb018ae30210ba02
+# checksum sha256:b1c9c71dde01da54
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "2171b5a93d43b75533979621033a29e423499578d6b2f24792dd4a4684fb8a16"
+DIGEST = "ef224cd14e4ab497fca51a276e04cfbfe5eee689421787bbf4cd89664d9ba06d"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

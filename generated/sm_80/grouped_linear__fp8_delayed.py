@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:823001dbf46ed0fd
+# checksum sha256:0a743ec2721fe2d1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "4510ed49b98e45326fd0e38e75a68d23f11a568ee1bbd92551130ac18c744854"
+DIGEST = "eecb29d693e1608ce76bdbe5cc0ab28fa3a2ea792916825a36b2088fd1a0c8b0"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dc34f7a7c65e9330
+# checksum sha256:365b5154421a34ef
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "58286da1a805bc8785f509ae2d01aae49243745ceef0a7977627b918224e8e32"
+DIGEST = "679c2a58006606051e07653aab41945ed2c03239651c0810f7ad760c95fe75d5"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

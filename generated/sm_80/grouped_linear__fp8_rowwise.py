@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:301c40df8a65f0a6
+# checksum sha256:b89e7db32b939983
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f67e54cc56c86d31cd327857b0238a36495f836459932d482016bb711c78e11e"
+DIGEST = "577ca4e62bb17727837d3efb4fca6949964c69f8d51b08d6386e8f2492a19000"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

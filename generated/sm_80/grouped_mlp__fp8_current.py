@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1d6b55bac9a13837
+# checksum sha256:e99059f2936dedd4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "953b9d4e56db81e2cb08e6ad4f4708d946141551458c5bcfb68706f1da0e3b7f"
+DIGEST = "f45c02c5c8d58aab50c6023446432a34809cbce1a47c89a53a0aa0fe79275770"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

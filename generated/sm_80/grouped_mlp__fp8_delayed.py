@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5847bfac773ac429
+# checksum sha256:5f9da904c7a9e655
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "b2d9b0b042616ec05c58a3bc8d52d45c61747c3815a4415f04a68df72d0d5a75"
+DIGEST = "5f576471db38d8a7442d7f7d202d4644f1045225b380549eed7f5d8894069b6c"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

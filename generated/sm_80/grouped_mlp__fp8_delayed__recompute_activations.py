@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:41dd747c7f9282b9
+# checksum sha256:7fd1481a3673981a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "328c74c1b6de157de38ab3605c84e1828dcd445d007c0cdc254ff0d08ce537d4"
+DIGEST = "183acea3ab6b6f8f95fdd99eaed9af4a985f7bee9ea34648b1864c11b4c91898"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:87a575b519415931
+# checksum sha256:50251d018509195b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "76d66f90b30bbeb1638f5b7d5b80722f997cebcc84fc6f7c74134e6454b8d3d9"
+DIGEST = "feadfdf330a0c48024fcb219b0be6d0d8ae1e0747880999c18d4609c5e231ded"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

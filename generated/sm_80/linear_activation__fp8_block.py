@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ea46c7372eeea851
+# checksum sha256:20658264b804579e
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "fca6cbb44976ea34739d8a7ca06ee0f821877723a2d1b99f48c1caf815589b27"
+DIGEST = "ea546560604dd21b8f711af49fce01dc261d31b025e4a7a459661258834b7cf5"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:723cea266df95a23
+# checksum sha256:50121d24224afbe9
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "fdf02d95ca7433ba97c0f8a8f2bbfdac32c4034b43381e1d3548e0e5131bf32b"
+DIGEST = "19179bec076ddba416822ec2daf3fdc042be383d9643d8368df7314eb60b3b73"
 _library.join("linear_residual__bf16", DIGEST)
 
 

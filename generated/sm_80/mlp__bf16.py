@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6cbfa06c40f1d79c
+# checksum sha256:ce64171428e005c8
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "abae480b2ebd0f8a082726e2aaa5efc07783e12d68c600e27b165a345687ee31"
+DIGEST = "32ef8ebb3288c39d7538ccd4445569b285d33af0e414a613eae1d547e4e9428e"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:24e9d7361ab772b2
+# checksum sha256:093f1a5c284356c5
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "c13ef7e421006edc7f0de2aa3ebc2c2319433dcb24d622c6c81a201b173fed07"
+DIGEST = "ac2b54df78788e8675ca9906fd616614014682498a1a274f71557f42eef984db"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:55864879648c4e13
+# checksum sha256:3b1ea23f0eef2115
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5ea7285d0ad6d90daba4ab1899dc0009d17ed68c09911bce832add2f646fd768"
+DIGEST = "0e0774cb88f07497721316e70447778bbe628aa495e74abb2f1c5252fb0f0dfb"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:119660ffaa567839
+# checksum sha256:dc485eb05f0cb7c8
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "69da714727e4a175af4b491507e6000e2bf34a68aca7d265a6ecbd609419891d"
+DIGEST = "cffa3f276163c4e29691342a4cb089f7916347e89e8dc1b7be48cdbcaaa75127"
 _library.join("moe_layer__bf16", DIGEST)
 
 

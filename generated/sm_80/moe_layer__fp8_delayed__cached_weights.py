@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9f46bfd102d5c8f7
+# checksum sha256:09c46bff402ca5ba
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "19e7358adbf7eeaedc9eaf6eea93066aaa797dcb1a6199cdf15c7d34de5b06f5"
+DIGEST = "9f516ac87e0c3eab22149aa9f1b1035f81b17fd71d95618ce8fd023fa4b789c1"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:853383ed1205df72
+# checksum sha256:5d15f5f8f313f73a
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "b82f11ea271d6d5590128a5c0405f33cbbb70481f74351865773e63e98707d17"
+DIGEST = "536a7e983a2168fad58fe26135e0dc537e098dc282993b74b2dd54682f131671"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

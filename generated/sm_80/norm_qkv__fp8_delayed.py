@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f09575586ae75f84
+# checksum sha256:5b5a4e9b52b8bc56
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "57e2a9951e844ac8e7780dbbefe61e59cb109228386360c23abd6e804ab90784"
+DIGEST = "2b22492ba5de10466d560f2da3143be5c76da3d3a06401636a7af8d2f0138e56"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5e412953b8c7ddd6
+# checksum sha256:1fcfa3b65ac6846f
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "274e7a2f3de816e1fca39eeb1efe8795186cbad552a8a2c7bd1c06fb803e0d2a"
+DIGEST = "6072e306af425844ed86ae104b72c8b9da537c4152e61db171f099f33843be12"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

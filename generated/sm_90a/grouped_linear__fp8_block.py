@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bdb23c5f47b4084b
+# checksum sha256:cd9966787fb9a30f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "ee7d47cab1f0e37460f78f59ebd984ef3b01ca6fa3b8e23fc85a0eea1ce07628"
+DIGEST = "cea5e97811cb6176ac4f5755e78b4b940eca4d8389052d17338977a4fe32c7e6"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

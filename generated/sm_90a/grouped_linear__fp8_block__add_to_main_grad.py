@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1634141b1c47346d
+# checksum sha256:3732531975588f20
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "c4daa1e22be287e5a7a0c4e600b166413b8ee0320ae11c93e5579484f185b206"
+DIGEST = "c4b5696c9ea467ab0b8d0afa419040686608fe870a7c7f80e552ec17d779c645"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f63d2471e82e6e6b
+# checksum sha256:8116133bad93fac9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "462f75029e6a4cb48f3aa6d6c163c00242caffbacd7d96e6159b6addeb776848"
+DIGEST = "9678c2cefff77322e54d0faa2bd71028a036b0bf64e67fe173a548627a851f84"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:fe86fd1213f82b66
+# checksum sha256:489c079fef0b2c25
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "b45f8851febdd3372d9b9f9020a76e7c24aca1fc9d01d3ab1366604f35125414"
+DIGEST = "34bb806596411207fae4ab3b7f5c59e1a02453cbad63ea1c4477ee98f7d16939"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

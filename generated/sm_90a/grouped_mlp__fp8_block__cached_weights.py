@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0501868652cd166b
+# checksum sha256:17d01b6e502d9a9a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "bdd6ada1ed90b83bf0a345560458f23b90869a6c55ae49f40ff07b6823a7d9aa"
+DIGEST = "b085230c5f01b764bc0ad4554e884a6ecb4833f77c86dc63d25be82b482061fe"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

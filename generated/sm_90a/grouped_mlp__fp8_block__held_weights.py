@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:65d1c38f7b12bcf7
+# checksum sha256:ab152ad3f0f39b97
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "6853f8e1259a6705d39ec82cbb2584563716611147fd3669dea14cc0f4fcae9f"
+DIGEST = "54ca0e927c6cffce396efbd7be77a8d65336bec92979dfff601bbce9de2804da"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:de4db1242d8c9029
+# checksum sha256:9385b572cbee4218
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "b3595949adcaae49454769672516ef3ce3471e38a556b695c272ca58d8f419b9"
+DIGEST = "ecb33fc311335ffea7a090ef0f9927e6811fa64b0b223401b42fb14941968411"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

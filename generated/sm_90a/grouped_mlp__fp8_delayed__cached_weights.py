@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9b84fc1101630704
+# checksum sha256:0e151c9fbf14eeb0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "c20099fcad5bfc702a9dc30e74a6f468e526808d54dfb0168999d69eae13f83f"
+DIGEST = "f7554bf92cfbb1e7e6be28104b6d10528cabeafe34f68b5954315c9177d57120"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

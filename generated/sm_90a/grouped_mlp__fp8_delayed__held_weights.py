@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b677a3644e302363
+# checksum sha256:b23a0a3983bb47b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "b46683b66547931a8bbae72fc5721d66baf323dc7629e5ebcf8cb1a37a80aca1"
+DIGEST = "220ae08ce871932573726840d2b86d7df2d0bdace41ee03da6f53e04f06ffcdf"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:bc5d22fcb25dc42f
+# checksum sha256:718971459c26dab3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "0d6c4b00f601fe4e4be71b8cc8775b0a5ec618633a22c8ffa79950cc98db049e"
+DIGEST = "ef7e27ed961326503f35f129b06e1d450586a660c300781e343ba4ca3703bb99"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

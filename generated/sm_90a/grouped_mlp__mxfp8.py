@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5675b92756e1043e
+# checksum sha256:6c8579ec7d66b93f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ee070004a0aa9547e3fbed747e15cfc0c866da94cfef43795a5fc6fc2382a393"
+DIGEST = "b9d14ef63e9ed717b9cc8ccf1bf0f792005cc161f226c73f20f59ad0b24406ba"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

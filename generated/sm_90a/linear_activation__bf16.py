@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1c698d77be3e3f18
+# checksum sha256:34a51b05bd8bdcd2
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "ff9b8308a1ae94272b40b38e54609794d615dbad4b630d8b0eb95439b8cb3af7"
+DIGEST = "154f6a7fc9e47d59221aa88ed7841a542c97995a1141029f3fcb423ed73eaeb9"
 _library.join("linear_activation__bf16", DIGEST)
 
 

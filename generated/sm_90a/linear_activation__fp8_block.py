@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:99fc9902ed1f7444
+# checksum sha256:ef5578378e58409c
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "6c5b2638fb8f2c273b2ca64898ef9882378bcebda32ff928b7cacb2cdf7560dc"
+DIGEST = "9628c64be28636c627f31d1cd7b11d02ccc991f585db0ae289a2e51ad83a3ef9"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

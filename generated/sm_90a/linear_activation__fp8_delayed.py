@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4216d86793601ff1
+# checksum sha256:4ddd3bd6efe0cafa
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "8af219a1b20698c4f426d11b07606f87c5fb8551b6fdec574c3babdf4ab62444"
+DIGEST = "6802c41ced0df18596e1556bdd3632cb0b148d13fafe17cfd050798d5adc68c6"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

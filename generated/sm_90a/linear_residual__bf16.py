@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5b89cef4342cc637
+# checksum sha256:5eaf2b43bafb3fdc
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "b705cbacf893c4e6c5c186afce9d73a5fe7e05b8a6d219a7355309b1b43fdac5"
+DIGEST = "1684d7c9807714f7515b4673a6b9724cc1db727fba5674c9b4cca599d82ec78e"
 _library.join("linear_residual__bf16", DIGEST)
 
 

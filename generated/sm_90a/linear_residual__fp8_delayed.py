@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ee4a9ddd17a2fe74
+# checksum sha256:ecc2aeeb503c1abc
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "bef0a25c132e5a7d25e01fc9bcbb047f69d5783bb2dcb6510cb4066e6773c368"
+DIGEST = "dedcdc226b24672c0c33d5d8c2925010f7770bc61b676e54450a11b8cffd32b7"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:36a7c08869521fc6
+# checksum sha256:79c9c26f971cec98
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "f451173724129fae141576813e472f9ed1eb7d310aa3fe1658734396daed85d4"
+DIGEST = "6a0fd7e2fab8018133f1219a4be82f3bfdbf65ce315ae3bf2954d8b562ab09d8"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9d1ab493391bee82
+# checksum sha256:7e0251eabfa8e7fc
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "6b7e6c8eb11d5ccef31d806b7291dc7a6fd95c86cb3b8710710e476702c74fed"
+DIGEST = "611a41f3acb84d80431921aff2b050b005c440976b889dc493cd98eff974a0c9"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fac006c15ab7bded
+# checksum sha256:2dcf497e31e707ec
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "dd5cb4064a84e9ebb111e78389124c6a9a532cd80e5e0b7594423ce96de5de28"
+DIGEST = "f40d646113b8c484193dd26e2b7ac5fc2e0626364205f0913916b3feb1e28e13"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:85d3711aaf653865
+# checksum sha256:d4b78c9dd999e7ab
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "cdaf1abf17c23b2e816374d5e85bcb4b895a80534fed9921e71bac8d4aadb4d9"
+DIGEST = "8f62cb12f8a823460e88008d051baa5bea0af0a1f0972b3b13512c03094381d6"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a7aa5faab128bfae
+# checksum sha256:a772a2d128608849
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "4a7cc0f898e58e126a2e249d2eddbd8659ceb603b14f236e7da71b2c1eea4dfa"
+DIGEST = "0677e72b07295e01f08ba7813c45e01809c37eb460e6e4b80aea5d84665a4efa"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

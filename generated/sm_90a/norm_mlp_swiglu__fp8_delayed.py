@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19164e112bbb4191
+# checksum sha256:c323e04a644e8962
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "fe20aa962a2a4a87a00a9e407e27cf85a83ed03429d33b558f0120339d988ffa"
+DIGEST = "4ba91578ad6d58101406a4f37c0a9a201e763a56716e60067f811c62790ddfec"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0042ae343f0d6e80
+# checksum sha256:29e614e3eecc6754
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "4f5f44bbf4bbfea8401a301a029c9ff1f79f146666faa3632b5a3ab017e95a24"
+DIGEST = "b1f755f3b6587d38de89a2d6785a530bc572ac9ebc0702129a1f11d7d4e77236"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

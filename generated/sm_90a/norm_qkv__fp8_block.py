@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:277ac2fa5c4ea615
+# checksum sha256:2b9a17d9589cf69f
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "c140f11592d1e8e72c061797eb9542df6633c20996479ccbdcb836dcc4826155"
+DIGEST = "eb77f58b02676763c91e06e2dd372e104516f89945c3d4c90a30876556041fc0"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cdc950aa175a606b
+# checksum sha256:00b83897e6dcc640
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "1268022a083103f9dc41b1037d18d005a5d5d5d48e4e0feeff372db0abd20b67"
+DIGEST = "5af0f20789f087b4f9256e39c5bebf4456dc1e12b445388e96ecbe3889fe05cd"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b2e4f0f23fb832bd
+# checksum sha256:146fdd526ead0307
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "a87cb3b1e1864d8b132c9330b1142fb13badbd52db5b4698c5a99b0a766e4fcc"
+DIGEST = "222791d8888d03aeec9a1011ac38ffce33aeaf5bbdc86225513d4a1525f8683e"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

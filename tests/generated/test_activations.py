@@ -13,6 +13,7 @@ from .loading import run_generated_tests
 GLUS = ("glu", "geglu", "qgeglu", "reglu", "sreglu", "clamped_swiglu", "situglu")
 UNARY = ("gelu", "relu", "srelu", "qgelu")
 SCALED = ("scaled_clamped_qgeglu", "scaled_situglu", "scaled_srelu", "scaled_tanh_srelu")
+GATES = ("sigmoid_gate",)
 SUMS_AND_NAMES = ("bias", "constant_scale", "add_extra_input", "make_extra_output", "identity")
 EXPERTS = tuple(f"grouped_mlp_{name.removeprefix('scaled_')}" for name in SCALED)
 
@@ -22,12 +23,12 @@ def test_every_activation_is_here() -> None:
     specs = api.load_specs(api.Folders())
     committed = {"silu", "swiglu", "scaled_swiglu", *SUMS_AND_NAMES}
     pointwise = {name for name, op in specs.ops.items() if op.pointwise}
-    assert pointwise == committed | {*GLUS, *UNARY, *SCALED}
+    assert pointwise == committed | {*GLUS, *UNARY, *SCALED, *GATES}
 
 
 @pytest.mark.parametrize(
     ("modules", "recipe"),
-    [(GLUS, "bf16"), (UNARY + SCALED, "bf16"), (EXPERTS, "bf16"), (EXPERTS, "mxfp8")],
+    [(GLUS, "bf16"), (UNARY + SCALED + GATES, "bf16"), (EXPERTS, "bf16"), (EXPERTS, "mxfp8")],
     ids=["glus", "others", "experts", "quantised experts"],
 )
 def test_generated_tests_pass(modules: tuple[str, ...], recipe: str, tmp_path: Path) -> None:

@@ -26,8 +26,11 @@ def wide(x: Tensor) -> Tensor:
 
 
 def per_row(scales: Tensor) -> Tensor:
-    """[T] as [T, 1], to multiply rows."""
-    return wide(scales).unsqueeze(-1)
+    """[T] as [T, 1], to multiply rows.
+
+    Contiguous, as what `wide` converts is: functions of PyTorch round otherwise where it is not.
+    """
+    return wide(scales).contiguous().unsqueeze(-1)
 
 
 def halves(x: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
