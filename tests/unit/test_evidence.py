@@ -20,7 +20,14 @@ from .gpu_files import load
 
 ARCH = "sm_90a"
 
-NOT_IN_EXPERTS = {"add_extra_input", "bias", "identity", "make_extra_output", "silu"}
+NOT_IN_EXPERTS = {
+    "add_extra_input",
+    "bias",
+    "identity",
+    "make_extra_output",
+    "sigmoid_gate",
+    "silu",
+}
 """Ops with a second tensor, a parameter or a second result, without math, or of any shape."""
 
 evidence = load("evidence")
