@@ -198,12 +198,19 @@ def test_a_word_is_a_choice_of_one_option() -> None:
 
 @pytest.mark.parametrize(("option", "word"), FURTHER, ids=lambda each: str(each)[:30])
 def test_a_choice_changes_the_plan(option: Option, word: str) -> None:
-    """A pass reads it, or each step runs in a scope of its own."""
-    module, recipe = modules_with(word, SPECS)[0], recipe_with(option)
-    plain, chosen = (
-        resolve_module(SPECS, Cell(module, recipe, words), "cpu") for words in ((), (word,))
-    )
-    assert replace(chosen, cell=plain.cell) != plain or scopes_of([word])
+    """A pass reads it, or each step runs in a scope of its own.
+
+    Some modules do by themselves what it asks for.
+    """
+    recipe = recipe_with(option)
+
+    def changes(module: str) -> bool:
+        plain, chosen = (
+            resolve_module(SPECS, Cell(module, recipe, words), "cpu") for words in ((), (word,))
+        )
+        return replace(chosen, cell=plain.cell) != plain
+
+    assert scopes_of([word]) or any(map(changes, modules_with(word, SPECS)))
 
 
 @pytest.mark.parametrize("scope", scopes_of(word for _, word in FURTHER), ids=str)
