@@ -66,7 +66,7 @@ INHERITED = {
     "constant_scale": ("ranges",),
     "cross_entropy": ("ranges",),
     "dropout": ("ranges",),
-    "gated_shared_moe_layer": ("glu_interleave", *IN_EXPERTS),
+    "gated_shared_moe_layer": ("glu_interleave", *IN_LAYERS),
     "gather": ("ranges",),
     "geglu": IN_GATED,
     "gelu": ("ranges",),
