@@ -48,6 +48,7 @@ CELLS = (
     Cell("cross_entropy", "bf16"),
     Cell("dropout", "bf16"),
     Cell("moe_layer", "bf16"),
+    Cell("moe_layer", "fp8_delayed"),
 )
 # Of FP8 no copy is transposed there, and the instruction reads every recipe's E2M1 as it is.
 NOWHERE = {("sm_100a", "dequantize_groups")}
