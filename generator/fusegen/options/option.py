@@ -59,6 +59,7 @@ class ModuleFacts:
         grouped_weights: an operand of a grouped GEMM is a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
         activated_gemms: an activation reads what a GEMM gives.
+        first_of_gemms: GEMMs of the first op, and no other op, read the first input.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
         chunks: an op has a chunk of the rows of a tensor at a time.
     """
@@ -73,6 +74,7 @@ class ModuleFacts:
     grouped_weights: bool = False
     halves: bool = False
     activated_gemms: bool = False
+    first_of_gemms: bool = False
     inner_activations: bool = False
     chunks: bool = False
 

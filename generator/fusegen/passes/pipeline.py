@@ -16,6 +16,7 @@ from ..options.cached_input import CACHE_QUANTIZED
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
 from ..options.glu_interleave import INTERLEAVED
+from ..options.input_format import QUANTIZED_INPUT
 from ..options.main_grad import MainGrad
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
@@ -47,6 +48,7 @@ from .math import derive_math
 from .parameter_per_group import part_by_group
 from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
+from .quantized_input import take_quantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
@@ -338,6 +340,14 @@ PASSES: tuple[Pass, ...] = (
         _quantize,
         needs=_of(Property.EXACT),
         gives=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "quantized_input",
+        "The step that quantises the first input moves into a program of its own.",
+        lambda draft, _: take_quantized(draft),
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+        options=(QUANTIZED_INPUT,),
     ),
     Pass(
         "weight_cache",

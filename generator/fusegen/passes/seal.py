@@ -29,6 +29,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         gradients=draft.gradients,
         arguments=draft.arguments,
         outputs=draft.outputs,
+        input_copies=draft.input_copies,
         states=draft.states,
         joined=draft.joined,
         main_grads=draft.main_grads,

@@ -20,7 +20,7 @@ from ..options import (
 )
 from ..steps import definition
 from ..steps.definition import Trait
-from .chains import chain_of
+from .chains import chain_of, reads_of
 from .diagnostics import did_you_mean
 from .load import SpecSet
 from .module import ModuleSpec
@@ -47,6 +47,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
             for before, item in pairwise(chain_of(module))
             if before.op in ops and item.op in ops
         ),
+        first_of_gemms=_first_of_gemms(module, ops),
         inner_activations=any(
             recomputes(ops[item.op]) and not item.recompute
             for item in chain_of(module)[:-1]
@@ -191,6 +192,25 @@ def _reads_weight(op: OpSpec) -> bool:
 def _reads_weights_of_groups(op: OpSpec) -> bool:
     gemms = (step for step in op.forward if _is_gemm(step) and step.get("groups"))
     return any(step.get("b") in op.parameters for step in gemms)
+
+
+def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether GEMMs of the first op, and nothing else, read the module's first input."""
+    if any(name not in ops for name in module.ops):
+        return False
+    first, *others = chain_of(module)
+    op = ops[first.op]
+    given = module.inputs or op.inputs
+    own, name = next(iter(op.inputs)), next(iter(given))
+    readers = [step for step in (*op.forward, *op.backward) if own in dict(step.slots).values()]
+    later = (reads_of(item, ops[item.op], "", given).values() for item in others)
+    return (
+        op.has_roles
+        and any(map(_is_gemm, readers))
+        and all(map(_is_gemm, readers))
+        and first.with_.get(own, name) == name
+        and not any(name in reads for reads in later)
+    )
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:

@@ -23,6 +23,7 @@ from .choice import ChoiceText
 from .directions import DirectionText, direction_texts, groups_of
 from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
+from .quantized_input import QuantizedInputText, quantized_input_text
 from .refresh import RefreshText, refresh_text
 from .states import (
     RecordText,
@@ -136,6 +137,8 @@ class CellContext:
         transient: paths of those that no state dict has.
         records: statistics of each copy.
         record_tensors: those of the states that they lie in.
+        quantized_input: the function that makes copies of the first input, where calls may have
+            these in its place.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -192,6 +195,7 @@ class CellContext:
     transient: tuple[str, ...]
     records: tuple[RecordText, ...]
     record_tensors: tuple[str, ...]
+    quantized_input: QuantizedInputText | None
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -319,7 +323,6 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(plan.buffer(parameter.buffer).optional for parameter in plan.parameters)
-    left_out = (*plan.drawn, *plan.optional_inputs)
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
     rest = ("*_",) if autograd.saves_results else ()
     outputs = tuple(tensor_text(plan, Argument(n, False)) for n in plan.outputs)
@@ -334,13 +337,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         function_name=plan.module,
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
-        called_with=tuple(
-            f"{name}: Tensor{' | None = None' if name in left_out else ''}" for name in plan.inputs
-        ),
+        called_with=tuple(_called_with(plan, name) for name in plan.inputs),
         widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
-        arguments=tuple(by_name[name] for name in plan.arguments),
+        arguments=tuple(by_name[name] for name in plan.called_with),
         given_tensors=tuple(_given(plan, name) for name in plan.inputs),
         given_inputs=_refused(plan),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
@@ -350,6 +351,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         transient=tuple(state.path for state in states if state.transient),
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
+        quantized_input=quantized_input_text(plan, states),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
@@ -362,7 +364,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         own_type=tuple(
             by_name[name]
-            for name in plan.arguments
+            for name in plan.called_with
             if plan.buffer(name).dtype is DType.IO and name not in without_memory
         ),
         without_memory=without_memory,
@@ -396,6 +398,13 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _called_with(plan: ModulePlan, name: str) -> str:
+    """An input as the class's forward takes it."""
+    copies = " | QuantizedTensor" if plan.input_copies and name == plan.inputs[0] else ""
+    absent = " | None = None" if name in (*plan.drawn, *plan.optional_inputs) else ""
+    return f"{name}: Tensor{copies}{absent}"
 
 
 def _given(plan: ModulePlan, name: str) -> str:
@@ -498,7 +507,7 @@ def _call(
             source = f'_delayed.own("{plan.cell}", "{paths[name]}", {source})'
         return source
 
-    return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+    return tuple(lookups), (*map(tensor, plan.called_with), *states, *scalars)
 
 
 def _scalar_of(attribute: Attribute, *, trains: bool) -> str:

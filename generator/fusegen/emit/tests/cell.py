@@ -76,6 +76,9 @@ class TestContext:
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
+        quantize_arguments: what copies of the first input are made of; empty where calls take none.
+        quantized_tensors: those of them that are inputs.
+        quantizes_columnwise: whether a columnwise copy is made only where it is asked for.
         per_group: paths of parameters that each group has one of; empty where there are none.
         per_group_arguments: what the function calls them all.
     """
@@ -128,6 +131,9 @@ class TestContext:
     caches: str
     reads_caches_again: bool
     quantized: str
+    quantize_arguments: str
+    quantized_tensors: str
+    quantizes_columnwise: bool
     per_group: str
     per_group_arguments: str
     copied_parameters: str
@@ -184,7 +190,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
 
 def _counted(plan: ModulePlan) -> tuple[str, ...]:
     """Sizes that integers have and no row of 16 bits is long: of choices, of experts."""
-    own = [plan.buffer(name) for name in plan.arguments]
+    own = [plan.buffer(name) for name in plan.called_with]
     rows = {str(each.shape.flat[-1]) for each in own if each.dtype is DType.IO}
     numbers = (each for each in own if each.dtype in (DType.INT32, DType.INT64))
     found = dict.fromkeys(s for each in numbers for s in map(str, each.shape.dims))
@@ -203,6 +209,7 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     per_group = [p for p in plan.parameters if p.per_group]
     left_out = [*plan.drawn, *plan.optional_inputs]
+    quantize = plan.quantize_input
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
@@ -260,6 +267,11 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
+        quantize_arguments=_tuple([a.buffer for a in quantize.arguments]) if quantize else "",
+        quantized_tensors=_tuple(
+            [a.buffer for a in quantize.arguments if a.buffer in plan.inputs] if quantize else []
+        ),
+        quantizes_columnwise=bool(quantize) and any(r.when for r in quantize.results),
         per_group=_tuple([p.path for p in per_group]) if per_group else "",
         per_group_arguments=_tuple([p.buffer for p in per_group]),
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
@@ -361,13 +373,15 @@ def _tolerances(plan: ModulePlan, wanted: list[str]) -> dict[str, float]:
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
-    """A chain rounds between its steps; one alone rounds once, and an fp32 result not at all.
+    """A chain rounds between its steps; one alone, that reads no copies, rounds once, and an fp32
+    result not at all.
 
     Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
     whose gradients five contribute.
     """
     buffer = plan.buffer(name if name in plan.outputs else dict(plan.gradients)[name])
-    if len(plan.forward.unmerged.steps) > 1:
+    steps = plan.forward.unmerged.steps
+    if len(steps) > 1 or any(step.copies for step in steps):
         growth = max(1.0, error_counts(plan).get(buffer.name, 0.0) / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
@@ -405,7 +419,7 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
 
 
 def _symbols(plan: ModulePlan) -> list[str]:
-    used = {s for name in plan.arguments for s in plan.buffer(name).shape.symbols()}
+    used = {s for name in plan.called_with for s in plan.buffer(name).shape.symbols()}
     return [dim.symbol for dim in plan.dims if dim.symbol in used]
 
 
@@ -435,7 +449,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
         yield f'"{name}": torch.zeros({dims}, device=device{dtype}),'
-    for seed, name in enumerate(plan.arguments, 1):
+    for seed, name in enumerate(plan.called_with, 1):
         buffer = plan.buffer(name)
         if name == plan.groups:
             default = f"support.split_cases({plan.group_axis}, {plan.token_axis})[0]"
@@ -460,7 +474,7 @@ def _integers(plan: ModulePlan, buffer: Buffer, seed: int) -> str:
     }
     maps = {name: other for step, kind in kinds for name, other in _pairs(step, kind.inverse)}
     counts = {name: other for step, kind in kinds for name, other in _pairs(step, kind.counted)}
-    seeds = {name: number for number, name in enumerate(plan.arguments, 1)}
+    seeds = {name: number for number, name in enumerate(plan.called_with, 1)}
 
     def places(name: str) -> str:
         return f"support.places({_dims(plan.buffer(name))}, {seeds[name]})"
@@ -550,7 +564,7 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
     first = plan.inputs[0]
     for check in plan.forward.checks:
         name = check.tensor
-        if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
+        if name in (*plan.caches, *plan.input_copies):  # nor are bad ones made of these formats
             continue
         match check.kind:
             case CheckKind.IO_DTYPE:

@@ -1,0 +1,125 @@
+"""Texts of a module whose first input may come as copies."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ...ir import dtypes
+from ...ir.dtypes import DType
+from ...ir.names import plain
+from ...ir.naming import UPDATE_STATE, need
+from ...ir.plan import ModulePlan
+from ...ir.quantization import Orientation, Role
+from ...ir.step import Copy
+from ...steps import quantizes
+from .conditions import any_of
+from .states import StateText
+from .words import ProgramText, TensorText, program_text
+
+_FIELDS = ("data", "scale_inv", "amax")
+"""What ``QuantizedTensor`` calls the buffers of a copy, behind its orientation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyText:
+    """A buffer of a copy.
+
+    Attributes:
+        name: of the buffer.
+        field: of ``QuantizedTensor``.
+        source: of it in what is given.
+        columnwise: whether it is of the columnwise copy.
+    """
+
+    name: str
+    field: str
+    source: str
+    columnwise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedInputText:
+    """The function that makes the copies, and how the module's takes them.
+
+    Attributes:
+        program: its op.
+        format: of the copies, for people and to tell them apart.
+        tensors: what it quantises, and what else it reads.
+        states: what it changes.
+        copies: what it gives.
+        columnwise: condition under which a call needs the columnwise copy, in brackets where it is
+            not one word; empty where it has none.
+        absent: buffers that are empty tensors where they are not asked for.
+        wanted: what a call of the module's function calls the op with.
+        asked: what ``quantize_input`` does.
+        asks: the op's flag that asks for the columnwise copy; empty where it has none.
+        updates: its flag that lets states move on; empty where it has none.
+    """
+
+    program: ProgramText
+    format: str
+    tensors: tuple[TensorText, ...]
+    states: tuple[StateText, ...]
+    copies: tuple[CopyText, ...]
+    columnwise: str
+    absent: tuple[str, ...]
+    wanted: tuple[str, ...]
+    asked: tuple[str, ...]
+    asks: str
+    updates: str
+
+
+def quantized_input_text(
+    plan: ModulePlan, states: tuple[StateText, ...]
+) -> QuantizedInputText | None:
+    program = plan.quantize_input
+    if program is None:
+        return None
+    printed = program_text(plan, program)
+    copies = next(step.copies for step in program.unmerged.steps if quantizes(step))
+    texts = tuple(text for copy in copies for text in _copy_texts(plan, copy))
+    columnwise = tuple(text.name for text in texts if text.columnwise)
+    needed = {flag for r in plan.saved if r.buffer in columnwise for flag in r.when}
+    every = tuple(need(leaf) for leaf in plan.differentiated)
+    condition = any_of(tuple(flag for flag in every if flag in needed) or every)
+    spelled = {plain(flag): flag for flag in program.flags}
+    wanted = {Orientation.COLUMNWISE.value: condition, UPDATE_STATE: any_of(every)}
+    first, *others = (argument.buffer for argument in program.arguments)
+    tensors = (f"{first}.detach()", *others)
+    changed = {*program.mutated}
+    return QuantizedInputText(
+        program=printed,
+        format=_format(plan, copies),
+        tensors=printed.unchanged,
+        states=tuple(state for state in states if state.argument in changed),
+        copies=texts,
+        columnwise=(f"({condition})" if " " in condition else condition) if columnwise else "",
+        absent=columnwise if not program.returns_none else (),
+        wanted=(*tensors, *(wanted[flag] for flag in spelled)),
+        asked=(*tensors, *program.flags),
+        asks=spelled.get(Orientation.COLUMNWISE.value, ""),
+        updates=spelled.get(UPDATE_STATE, ""),
+    )
+
+
+def _copy_texts(plan: ModulePlan, copy: Copy) -> tuple[CopyText, ...]:
+    found = []
+    columnwise = copy.orientation is Orientation.COLUMNWISE
+    for name, part in zip(copy.buffers, _FIELDS, strict=False):
+        field = f"{copy.orientation.value}_{part}"
+        dtype = plan.buffer(name).dtype
+        source = f"given.{field}"
+        if part == "scale_inv" and dtype in (DType.E8M0, DType.UINT8):
+            source = f"_quantized_tensors.typed({source}, torch.{dtypes.info(dtype).torch})"
+        found.append(CopyText(name, field, source, columnwise))
+    return tuple(found)
+
+
+def _format(plan: ModulePlan, copies: tuple[Copy, ...]) -> str:
+    """Recipe and form in words, and a digest of what they mean: recipes of one name may differ."""
+    spec = dict(plan.quantizations)[Role.INPUT]
+    grouped = copies[0].groups is not None
+    stated = repr((spec, plan.layout, grouped)).encode()
+    form = "rows in groups" if grouped else "rows"
+    return f"{plan.recipe} input, {form}, {hashlib.sha256(stated).hexdigest()[:12]}"
