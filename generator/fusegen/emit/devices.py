@@ -26,6 +26,7 @@ _OF_ONE_ARCH = frozenset(
     [
         "arch",
         "quantized_input",
+        "quantized_output",
         "status",
         "reason",
         "description",

@@ -43,7 +43,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Dimension: ("symbol", "keyword"),
     ModulePlan: (
         *("inputs", "gradients", "arguments", "outputs", "main_grads", "exact_outputs"),
-        "input_copies",
+        *("input_copies", "output_copies"),
     ),
     Operand: ("buffer",),
     Parameter: ("buffer",),

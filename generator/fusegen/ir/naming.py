@@ -20,7 +20,7 @@ SPLIT_SIZES = "split_sizes"
 
 _DERIVED = re.compile(
     r"need_d.+|rng_state|(?:forward|backward|refresh|quantize_input)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
-    r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
+    r"|(?:.+_)?(?:input|weight|(?:grad_)?output)_(?:amax_history|scale)"
     r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
     r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
     r"|d.+_(?:partial_[0-9]+|total|terms)"

@@ -153,6 +153,7 @@ class ModulePlan:
         tolerance: of its tests.
         sources: spec files it was made from.
         input_copies: buffers of copies of the first input, which calls may have quantised.
+        output_copies: buffers of the output's copies, which the module gives in its place.
         rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
             is, so that plans which differ in nothing else are equal.
     """
@@ -188,6 +189,7 @@ class ModulePlan:
     sources: tuple[str, ...]
     shardings: tuple[Sharding, ...] = ()
     input_copies: tuple[str, ...] = ()
+    output_copies: tuple[str, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
 
     def direction(self, name: str) -> Direction | None:
@@ -261,12 +263,17 @@ class ModulePlan:
         read = (a.buffer for p in (later.programs if later else ()) for a in p.arguments)
         saved = (result.buffer for result in self.saved)
         gradients = (name for _, name in self.gradients)
-        return (*self.outputs, *saved, *gradients, *read)
+        return (*self.results, *saved, *gradients, *read)
 
     @property
     def called_with(self) -> tuple[str, ...]:
         """Arguments of the module's function: those of the forward but for copies of an input."""
         return tuple(name for name in self.arguments if name not in self.input_copies)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the forward gives its caller: the outputs, or the copies of one."""
+        return self.output_copies or self.outputs
 
     @property
     def differentiated(self) -> tuple[str, ...]:

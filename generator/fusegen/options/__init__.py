@@ -19,6 +19,7 @@ from .glu_interleave import GLU_INTERLEAVE
 from .input_format import INPUT_FORMAT
 from .main_grad import MAIN_GRAD
 from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts, Scope
+from .output_format import OUTPUT_FORMAT
 from .parameters import PARAMETERS
 from .ranges import RANGES
 from .save import SAVE
@@ -49,6 +50,7 @@ OPTIONS: tuple[Option, ...] = (
     SAVE,
     CACHED_INPUT,
     INPUT_FORMAT,
+    OUTPUT_FORMAT,
     BACKWARD_CALLS,
     AMAX_REDUCTION,
     BACKWARD_PRECISION,

@@ -93,6 +93,7 @@ class Draft:
         forward, backward: steps.
         quantize_input: steps that quantise the first input, where callers may give it quantised.
         input_copies: buffers of its copies, which the forward takes then.
+        output_copies: buffers of the output's copies, which the module gives in its place.
         refresh: steps that quantise weights which the module keeps so.
         wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
@@ -126,6 +127,7 @@ class Draft:
     backward: tuple[Step, ...] = ()
     quantize_input: tuple[Step, ...] = ()
     input_copies: tuple[str, ...] = ()
+    output_copies: tuple[str, ...] = ()
     refresh: tuple[Step, ...] = ()
     wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
@@ -162,6 +164,11 @@ class Draft:
             name in {each.buffer for each in self.joined}
             and self.buffers[name].dtype is DType.UINT8
         )
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the forward gives its caller: the outputs, or the copies of one."""
+        return self.output_copies or self.outputs
 
     @property
     def incoming(self) -> tuple[str, ...]:

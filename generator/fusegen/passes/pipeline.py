@@ -18,6 +18,7 @@ from ..options.delay_wgrad import DELAYED_WGRAD
 from ..options.glu_interleave import INTERLEAVED
 from ..options.input_format import QUANTIZED_INPUT
 from ..options.main_grad import MainGrad
+from ..options.output_format import QUANTIZED_OUTPUT
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
@@ -121,7 +122,7 @@ def context_of(
     reason = refusal(cell.options, module, recipe, specs.ops)
     if reason:
         raise NotPossible(reason)
-    gemms = module_facts(module, specs.ops).gemms
+    gemms = module_facts(module, specs.ops).gemms or QUANTIZED_OUTPUT in cell.options
     recipe, arch = with_layout(recipe, specs.archs[arch_name], gemms=gemms)
     return Context(cell, specs, module, recipe, arch, cell.options, derivations)
 
@@ -171,6 +172,7 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         context.arch,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
         fresh=not {HELD, CACHED, ALONE} & {*context.options},
+        gives_copies=QUANTIZED_OUTPUT in context.options,
     )
     roles = tuple(context.recipe.roles.items())
     return replace(quantized, quantizations=roles, layout=context.arch.layout)

@@ -111,9 +111,9 @@ def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Prog
     sent = frozenset(
         name for each in draft.collectives if each.direction == "forward" for name in each.operands
     )
-    given = {argument.buffer for argument in arguments} | {*draft.outputs}
+    given = {argument.buffer for argument in arguments} | {*draft.results}
     kept = tuple(result for result in saved if result.buffer not in given)
-    outputs = tuple(Result(name) for name in draft.outputs)
+    outputs = tuple(Result(name) for name in draft.results)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
     if any(step.updates for step in draft.forward):  # a call without grad changes none
         asked = {*flags_of(draft)}

@@ -103,7 +103,7 @@ def _views(draft: Draft) -> Iterator[View]:
 
 def _forward(draft: Draft) -> View:
     settled = Property.SAVED in draft.holds
-    results: When = dict.fromkeys(draft.outputs, ())
+    results: When = dict.fromkeys(draft.results, ())
     results |= {result.buffer: result.when for result in draft.saved}
     results |= _sent(draft, draft.forward)
     return View(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..ir.dtypes import bits
+from ..ir.dtypes import DType, bits
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
 from ..ir.quantization import AmaxSource, Role
@@ -20,7 +20,7 @@ from ..options import (
 )
 from ..steps import definition
 from ..steps.definition import Trait
-from .chains import chain_of, reads_of
+from .chains import chain_of, outputs_of, reads_of, results_of
 from .diagnostics import did_you_mean
 from .load import SpecSet
 from .module import ModuleSpec
@@ -48,6 +48,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
             if before.op in ops and item.op in ops
         ),
         first_of_gemms=_first_of_gemms(module, ops),
+        gives_rows=_gives_rows(module, ops),
         inner_activations=any(
             recomputes(ops[item.op]) and not item.recompute
             for item in chain_of(module)[:-1]
@@ -211,6 +212,19 @@ def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
         and first.with_.get(own, name) == name
         and not any(name in reads for reads in later)
     )
+
+
+def _gives_rows(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether the results of its last op are all that it gives, and these one tensor of rows."""
+    if any(name not in ops for name in module.ops):
+        return False
+    op = ops[chain_of(module)[-1].op]
+    names = outputs_of(module, ops)
+    given = tuple(results_of(module, len(chain_of(module)) - 1, op).values())
+    (output, *others) = op.outputs.values()
+    rows = len(output.shape.dims) + bool(output.shape.leading) > 1
+    whole = names == given and not others and not _quantizes(op)
+    return whole and output.dtype is DType.IO and rows
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:

@@ -23,7 +23,7 @@ from ._quantized_tensors import is_placeholder, placeholder
 from .reference import _quantize as quantized
 
 _HIGH = (torch.bfloat16, torch.float16, torch.float32)
-_KEPT = re.compile(r"(.*\.)?((input|weight|grad_output)_(amax_history|scale)|rng_state)")
+_KEPT = re.compile(r"(.*\.)?((input|weight|(grad_)?output)_(amax_history|scale)|rng_state)")
 """What recipes keep between steps, by the names that all modules have for it."""
 
 

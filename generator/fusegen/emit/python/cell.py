@@ -23,7 +23,12 @@ from .choice import ChoiceText
 from .directions import DirectionText, direction_texts, groups_of
 from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
-from .quantized_input import QuantizedInputText, quantized_input_text
+from .quantized_tensors import (
+    QuantizedInputText,
+    QuantizedOutputText,
+    quantized_input_text,
+    quantized_output_text,
+)
 from .refresh import RefreshText, refresh_text
 from .states import (
     RecordText,
@@ -139,6 +144,7 @@ class CellContext:
         record_tensors: those of the states that they lie in.
         quantized_input: the function that makes copies of the first input, where calls may have
             these in its place.
+        quantized_output: how copies are given in the place of the output.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -166,6 +172,7 @@ class CellContext:
         uses_nn: whether it names ``nn``.
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
+        keeps_tensors: whether it has parameters or states.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         description: what ``describe()`` returns, line by line.
         choice: the bundles that calls may go to, in a fat bundle.
@@ -196,6 +203,7 @@ class CellContext:
     records: tuple[RecordText, ...]
     record_tensors: tuple[str, ...]
     quantized_input: QuantizedInputText | None
+    quantized_output: QuantizedOutputText | None
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -229,6 +237,7 @@ class CellContext:
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
     has_bias: bool
+    keeps_tensors: bool
     uses_math: bool
     description: tuple[str, ...]
     choice: ChoiceText | None = None
@@ -352,13 +361,14 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
         quantized_input=quantized_input_text(plan, states),
+        quantized_output=quantized_output_text(plan),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
         process_groups=plan.process_groups,
         called_groups=called_groups,
-        take_outputs=", ".join((*plan.outputs, *rest)) + " =",
+        take_outputs=", ".join((*plan.results, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
@@ -373,8 +383,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward=program_text(plan, plan.forward),
         backward=program_text(plan, plan.backward),
         about_outputs=_about_outputs(plan, outputs),
-        returned=", ".join(plan.outputs),
-        returns=return_annotation(each.annotation for each in outputs),
+        returned=", ".join(dict.fromkeys((*plan.outputs, *plan.results))),
+        returns="QuantizedTensor"
+        if plan.output_copies
+        else return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
         tensors=tensors.get("", ()),
@@ -389,6 +401,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         call_arguments=call_arguments,
         representation=_representation(plan, keywords, has_bias),
         has_bias=has_bias,
+        keeps_tensors=bool(parameters or states),
         uses_math=uses_math(
             (
                 *(line for p in programs for line in p.fake_dims),

@@ -79,6 +79,10 @@ class TestContext:
         quantize_arguments: what copies of the first input are made of; empty where calls take none.
         quantized_tensors: those of them that are inputs.
         quantizes_columnwise: whether a columnwise copy is made only where it is asked for.
+        decode_groups: Python source of the groups of its output, behind what is decoded; empty where
+            there are none.
+        gives_copies: whether the module gives copies of its output, of which most tests see what
+            they stand for.
         per_group: paths of parameters that each group has one of; empty where there are none.
         per_group_arguments: what the function calls them all.
     """
@@ -134,6 +138,8 @@ class TestContext:
     quantize_arguments: str
     quantized_tensors: str
     quantizes_columnwise: bool
+    decode_groups: str
+    gives_copies: bool
     per_group: str
     per_group_arguments: str
     copied_parameters: str
@@ -209,12 +215,13 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     per_group = [p for p in plan.parameters if p.per_group]
     left_out = [*plan.drawn, *plan.optional_inputs]
+    copies = bool(plan.output_copies)
     quantize = plan.quantize_input
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
-        call="call" if plan.wgrad or several else f"module.{plan.module}",
-        layer="Layer" if several else f"module.{plan.class_name}",
+        call="call" if plan.wgrad or several or copies else f"module.{plan.module}",
+        layer="Layer" if several or copies else f"module.{plan.class_name}",
         several=several,
         integers=plan.differentiable_outputs if plan.differentiable_outputs < several else 0,
         numbers=any(not plan.buffer(name).shape.flat for name in plan.outputs),
@@ -271,6 +278,8 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         quantized_tensors=_tuple(
             [a.buffer for a in quantize.arguments if a.buffer in plan.inputs] if quantize else []
         ),
+        decode_groups=_decode_groups(plan),
+        gives_copies=bool(plan.output_copies),
         quantizes_columnwise=bool(quantize) and any(r.when for r in quantize.results),
         per_group=_tuple([p.path for p in per_group]) if per_group else "",
         per_group_arguments=_tuple([p.buffer for p in per_group]),
@@ -302,6 +311,12 @@ def _copied_parameters(plan: ModulePlan) -> str:
         return "layer.parameters()"
     paths = _tuple([p.path for p in required if p.buffer in read])
     return f"map(layer.get_parameter, {paths})"
+
+
+def _decode_groups(plan: ModulePlan) -> str:
+    made = (copy for step in plan.forward.unmerged.steps for copy in step.copies)
+    groups = next((copy.groups for copy in made if copy.data in plan.output_copies), None)
+    return groups or ""
 
 
 def _ops(plan: ModulePlan, many_archs: bool) -> str:
@@ -554,7 +569,7 @@ def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device"
     parts = [f"{dim.keyword}={sizes[dim.symbol]}" for dim in plan.dims if dim.constructor]
     if any(plan.buffer(p.buffer).optional for p in plan.parameters):
         parts.append("bias=True")
-    if plan.parameters:
+    if plan.parameters or plan.states:
         parts.append(f"device={device}")
     return ", ".join(parts)
 

@@ -1,8 +1,9 @@
-"""Texts of a module whose first input may come as copies."""
+"""Texts of a module whose first input may come as copies, or whose output is given so."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 from ...ir import dtypes
@@ -11,14 +12,24 @@ from ...ir.names import plain
 from ...ir.naming import UPDATE_STATE, need
 from ...ir.plan import ModulePlan
 from ...ir.quantization import Orientation, Role
+from ...ir.shapes import symbols
 from ...ir.step import Copy
 from ...steps import quantizes
 from .conditions import any_of
 from .states import StateText
-from .words import ProgramText, TensorText, program_text
+from .words import (
+    ProgramText,
+    TensorText,
+    bind_lines,
+    program_text,
+    shape_source,
+    tensor_text,
+)
 
 _FIELDS = ("data", "scale_inv", "amax")
 """What ``QuantizedTensor`` calls the buffers of a copy, behind its orientation."""
+
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,63 @@ class QuantizedInputText:
     asked: tuple[str, ...]
     asks: str
     updates: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOutputText:
+    """How a module gives copies in the place of its output.
+
+    Attributes:
+        output: name of that.
+        format: of the copies, for people and to tell them apart.
+        copies: what the forward's op gives.
+        parameters: of the function that makes what stands in the output's place.
+        arguments: what it is called with.
+        dims: lines that read sizes.
+        shape: tuple source of the output's.
+        first: the argument whose device and type it has.
+        kept: results of the op besides.
+    """
+
+    output: str
+    format: str
+    copies: tuple[CopyText, ...]
+    parameters: tuple[str, ...]
+    arguments: tuple[str, ...]
+    dims: tuple[str, ...]
+    shape: str
+    first: str
+    kept: tuple[str, ...]
+
+
+def quantized_output_text(plan: ModulePlan) -> QuantizedOutputText | None:
+    if not plan.output_copies:
+        return None
+    (output,) = plan.outputs
+    forward = plan.forward
+    copies = next(
+        step.copies
+        for step in forward.unmerged.steps
+        if quantizes(step) and step.copies[0].data in plan.output_copies
+    )
+    shape = plan.buffer(output).shape
+    used = {name for dim in shape.dims for name in symbols(dim)}
+    first = plan.own_type_argument(forward)
+    dims = bind_lines(forward, used)
+    source = shape_source(shape, plan.buffer(forward.arguments[0].buffer))
+    words = {*_WORD.findall(" ".join((*dims, source))), first}
+    read = tuple(tensor_text(plan, a) for a in forward.arguments if a.buffer in words)
+    return QuantizedOutputText(
+        output=output,
+        format=_format(plan, copies),
+        copies=tuple(text for copy in copies for text in _copy_texts(plan, copy)),
+        parameters=tuple(f"{each.name}: {each.annotation}" for each in read),
+        arguments=tuple(each.name for each in read),
+        dims=dims,
+        shape=source,
+        first=first,
+        kept=tuple(r.buffer for r in forward.results if r.buffer not in plan.output_copies),
+    )
 
 
 def quantized_input_text(
