@@ -35,7 +35,8 @@ MODULE_ATTRIBUTES = _words(
 
 CLASS_ATTRIBUTES = _words(
     """
-    amax_group backward_dw describe held quantize_input refresh_weights reset_parameters reset_statistics
+    amax_group backward_dw describe held quantize_input
+    refresh_weights reset_parameters reset_statistics
     statistics wgrad_queue
     """
 )
@@ -57,7 +58,8 @@ FILE_WORDS = _words(
     Callable FORMAT Literal NamedTuple OUTPUT_FORMAT ProcessGroup Quantized QuantizedTensor Role
     TYPE_CHECKING Tensor WgradQueue
     False None True backward_dw bool callable dequantize dict filter float getattr int
-    isinstance len list map math next nn object property quantize_input quantized reference refresh_weights
+    isinstance len list map math next nn object property quantize_input
+    quantized reference refresh_weights
     repr set setattr slice staticmethod str super torch tuple type zip NoReturn
     """
 )

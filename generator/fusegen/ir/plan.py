@@ -140,8 +140,8 @@ class ModulePlan:
         buffers: every buffer by name, in order of first use.
         directions: forward and backward, the halves of a training step; ``quantize_input``, which
             makes the copies of the first input, where calls may have it quantised; ``refresh``,
-            which quantises the weights, where the module keeps them so; ``wgrad``, which gives gradients
-            of weights after the backward, where they are delayed.
+            which quantises the weights, where the module keeps them so; ``wgrad``, which gives
+            gradients of weights after the backward, where they are delayed.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.

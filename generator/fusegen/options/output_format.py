@@ -11,7 +11,11 @@ QUANTIZED_OUTPUT = "quantized_output"
 def _applies_to(facts: ModuleFacts) -> str | None:
     if facts.chunks:
         return "an op has a chunk of the rows of a tensor at a time, which no recipe quantises"
-    return None if facts.gives_rows else "it gives something else than one tensor of rows"
+    return (
+        None
+        if facts.gives_rows
+        else ("it gives something else than one tensor of rows, or its backward reads that again")
+    )
 
 
 def _applies_under(facts: RecipeFacts) -> str | None:

@@ -221,6 +221,11 @@ class Draft:
         return replace(self, buffers={**self.buffers, **new})
 
     @property
+    def called_with(self) -> tuple[str, ...]:
+        """Tensors of the module's function: those of the forward but for copies of an input."""
+        return tuple(name for name in self.arguments if name not in self.input_copies)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The forward's tensors: first input, required parameters, other inputs, optional ones,
         copies of the first input.

@@ -11,10 +11,10 @@ which costs nothing and raises where somebody changes it in between.
 A backward of another precision reads operands of the module's own type: the tensors themselves, or
 what the forward's copies of them stand for, which then are all that is saved.
 
-An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own
-type.  Where a module gives its output quantised, the last step of its forward makes copies of that
-as of an operand.  A role that the recipe does not name stays in that type: an explicit step of such a role, as
-of every gradient, is the identity, and disappears by renaming its result to its operand.
+An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own type.
+Where a module gives its output quantised, the last step of its forward makes copies of that as of
+an operand.  A role that the recipe does not name stays in that type: an explicit step of such a
+role, as of every gradient, is the identity, and disappears by renaming its result to its operand.
 """
 
 from __future__ import annotations
@@ -172,7 +172,11 @@ class _Copies:
     def _given_copies(self) -> tuple[str, ...]:
         made = (self.made[_Tensor(name, Role.INPUT, again=False)] for name in self.given)
         return tuple(
-            name for copies in made for o in Orientation if o in copies for name in copies[o].buffers
+            name
+            for copies in made
+            for o in Orientation
+            if o in copies
+            for name in copies[o].buffers
         )
 
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:

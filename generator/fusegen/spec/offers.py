@@ -215,16 +215,17 @@ def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
 
 
 def _gives_rows(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
-    """Whether the results of its last op are all that it gives, and these one tensor of rows."""
+    """Whether it gives one tensor of rows, which its last op writes and no backward reads."""
     if any(name not in ops for name in module.ops):
         return False
     op = ops[chain_of(module)[-1].op]
     names = outputs_of(module, ops)
     given = tuple(results_of(module, len(chain_of(module)) - 1, op).values())
-    (output, *others) = op.outputs.values()
+    (name, output), *others = op.outputs.items()
     rows = len(output.shape.dims) + bool(output.shape.leading) > 1
-    whole = names == given and not others and not _quantizes(op)
-    return whole and output.dtype is DType.IO and rows
+    read = any(name in dict(step.slots).values() for step in op.backward)
+    alone = names == given and not others and not read and not _quantizes(op)
+    return alone and rows and output.dtype is DType.IO
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:

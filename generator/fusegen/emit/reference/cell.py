@@ -196,7 +196,9 @@ def _modules(plan: ModulePlan) -> tuple[str, ...]:
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    given = (each for each in printed.arguments if each.name not in (*plan.kept, *plan.input_copies))
+    given = (
+        each for each in printed.arguments if each.name not in (*plan.kept, *plan.input_copies)
+    )
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()

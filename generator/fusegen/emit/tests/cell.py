@@ -76,11 +76,11 @@ class TestContext:
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
-        quantize_arguments: what copies of the first input are made of; empty where calls take none.
+        quantize_arguments: what copies of the first input are made of; empty where calls take
+            none.
         quantized_tensors: those of them that are inputs.
         quantizes_columnwise: whether a columnwise copy is made only where it is asked for.
-        decode_groups: Python source of the groups of its output, behind what is decoded; empty where
-            there are none.
+        decode_groups: name of the groups of its output's rows; empty where there are none.
         gives_copies: whether the module gives copies of its output, of which most tests see what
             they stand for.
         per_group: paths of parameters that each group has one of; empty where there are none.
@@ -280,7 +280,7 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         ),
         decode_groups=_decode_groups(plan),
         gives_copies=bool(plan.output_copies),
-        quantizes_columnwise=bool(quantize) and any(r.when for r in quantize.results),
+        quantizes_columnwise=any(r.when for r in (quantize.results if quantize else ())),
         per_group=_tuple([p.path for p in per_group]) if per_group else "",
         per_group_arguments=_tuple([p.buffer for p in per_group]),
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
