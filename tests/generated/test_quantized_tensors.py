@@ -144,6 +144,16 @@ def test_other_formats_are_refused(bundle: str, recipe: str) -> None:
         takes(grouped.quantize_input(x, sizes))
 
 
+def test_other_groups_are_refused(bundle: str) -> None:
+    """Copies of groups lie as their sizes say; equal sizes in another tensor are as good."""
+    takes = layer(bundle, "grouped_linear", "mxfp8", TAKES)
+    x, sizes = torch.randn(ROWS, WIDTH).bfloat16(), torch.tensor(SPLITS)
+    copies = takes.quantize_input(x, sizes)
+    assert torch.equal(takes(copies, sizes.to(torch.int32)), takes(x, sizes))
+    with pytest.raises(RuntimeError, match="the group sizes that the copies were made for"):
+        takes(copies, torch.tensor(SPLITS[::-1]))
+
+
 def test_copies_of_another_bundle_are_taken(bundle: str, tmp_path: Path) -> None:
     """Each bundle has a class of its own for them; the format says what they are."""
     cells = (Cell("rms_norm", "fp8_block", (GIVES,)),)

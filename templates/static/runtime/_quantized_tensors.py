@@ -27,6 +27,7 @@ class QuantizedTensor(NamedTuple):
         columnwise_scale_inv: what decodes them, as GEMMs read it.
         rowwise_amax: largest magnitude, where the format has scales of a second level.
         columnwise_amax: the same of the columnwise copy.
+        split_sizes: rows per group, where the rows are in groups.
     """
 
     tensor: Tensor
@@ -37,6 +38,7 @@ class QuantizedTensor(NamedTuple):
     columnwise_scale_inv: Tensor | None = None
     rowwise_amax: Tensor | None = None
     columnwise_amax: Tensor | None = None
+    split_sizes: Tensor | None = None
 
 
 def placeholder(
@@ -101,6 +103,22 @@ def opened(cell: str, name: str, given: Any, format: str) -> QuantizedTensor:
             " module's `quantize_input`, or with that of another one of its recipe"
         )
     return QuantizedTensor(*given)
+
+
+def check_groups(cell: str, given: QuantizedTensor, split_sizes: Tensor) -> None:
+    """Groups of a call are to be those that its copies were made for.
+
+    Another tensor is compared with them where it is, so that the host need not wait.
+
+    Raises:
+        RuntimeError: they differ; on a GPU an assertion on the device fails.
+    """
+    own = given.split_sizes
+    if own is not split_sizes and own is not None and own.shape == split_sizes.shape:
+        same = (own == split_sizes).all()
+        torch._assert_async(
+            same, f"{cell}: expected the group sizes that the copies were made for, got others"
+        )
 
 
 def refuse_rowwise(cell: str, name: str) -> NoReturn:

@@ -66,6 +66,7 @@ class QuantizedInputText:
         asked: what ``quantize_input`` does.
         asks: the op's flag that asks for the columnwise copy; empty where it has none.
         updates: its flag that lets states move on; empty where it has none.
+        groups: sizes of the groups of rows; empty where there are none.
     """
 
     program: ProgramText
@@ -79,6 +80,7 @@ class QuantizedInputText:
     asked: tuple[str, ...]
     asks: str
     updates: str
+    groups: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class QuantizedOutputText:
         dims: lines that read sizes.
         shape: tuple source of the output's.
         first: the argument whose device and type it has.
-        kept: results of the op besides.
+        groups: sizes of the groups of rows; empty where there are none.
     """
 
     output: str
@@ -105,7 +107,7 @@ class QuantizedOutputText:
     dims: tuple[str, ...]
     shape: str
     first: str
-    kept: tuple[str, ...]
+    groups: str
 
 
 def quantized_output_text(plan: ModulePlan) -> QuantizedOutputText | None:
@@ -134,7 +136,7 @@ def quantized_output_text(plan: ModulePlan) -> QuantizedOutputText | None:
         dims=dims,
         shape=source,
         first=first,
-        kept=tuple(r.buffer for r in forward.results if r.buffer not in plan.output_copies),
+        groups=copies[0].groups or "",
     )
 
 
@@ -168,6 +170,7 @@ def quantized_input_text(
         asked=(*tensors, *program.flags),
         asks=spelled.get(Orientation.COLUMNWISE.value, ""),
         updates=spelled.get(UPDATE_STATE, ""),
+        groups=copies[0].groups or "",
     )
 
 
