@@ -263,7 +263,7 @@ class ModulePlan:
         read = (a.buffer for p in (later.programs if later else ()) for a in p.arguments)
         saved = (result.buffer for result in self.saved)
         gradients = (name for _, name in self.gradients)
-        return (*self.results, *saved, *gradients, *read)
+        return (*self.results, *self.input_copies, *saved, *gradients, *read)
 
     @property
     def called_with(self) -> tuple[str, ...]:

@@ -202,6 +202,8 @@ def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
     first, *others = chain_of(module)
     op = ops[first.op]
     given = module.inputs or op.inputs
+    if not op.inputs or not given:
+        return False
     own, name = next(iter(op.inputs)), next(iter(given))
     readers = [step for step in (*op.forward, *op.backward) if own in dict(step.slots).values()]
     later = (reads_of(item, ops[item.op], "", given).values() for item in others)
@@ -219,6 +221,8 @@ def _gives_rows(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
     if any(name not in ops for name in module.ops):
         return False
     op = ops[chain_of(module)[-1].op]
+    if not op.outputs:
+        return False
     names = outputs_of(module, ops)
     given = tuple(results_of(module, len(chain_of(module)) - 1, op).values())
     (name, output), *others = op.outputs.items()
