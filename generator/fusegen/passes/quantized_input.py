@@ -17,12 +17,12 @@ def take_quantized(draft: Draft) -> Draft:
     """Move the step that quantises the first input into ``quantize_input``.
 
     Raises:
-        NotPossible: no step quantises the first input, or another one reads it.
+        NotPossible: no step quantises the first input, or something else reads it.
     """
     first = draft.inputs[0]
     readers = [step for step in (*draft.forward, *draft.backward) if first in step.reads]
     moved = [step for step in draft.forward if quantizes(step) and first in step.reads]
-    if len(moved) != 1 or len(readers) != 1:
+    if len(moved) != 1 or len(readers) != 1 or first in draft.outputs:
         raise NotPossible(f"{first!r} is not read by one step alone, which quantises it")
     (step,) = moved
     return replace(

@@ -213,6 +213,7 @@ def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
         and all(map(_is_gemm, readers))
         and first.with_.get(own, name) == name
         and not any(name in reads for reads in later)
+        and name not in outputs_of(module, ops)
     )
 
 
