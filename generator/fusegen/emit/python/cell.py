@@ -10,6 +10,7 @@ from ...ir import dtypes
 from ...ir.buffers import Attribute
 from ...ir.dtypes import DType
 from ...ir.names import mark
+from ...ir.naming import QUANTIZE_INPUT
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument
 from ...ir.segments import Group
@@ -43,6 +44,7 @@ from .words import (
     AttributeText,
     ProgramText,
     TensorText,
+    WidenedText,
     attribute_text,
     pieces,
     program_text,
@@ -115,14 +117,6 @@ class DrawnText:
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedText:
-    """An input that a module takes in narrower types, too, and the type that its op has it in."""
-
-    name: str
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -154,7 +148,8 @@ class CellContext:
         first: the argument that gives device and dtype.
         first_is_own_type: whether that dtype is one of the module's own.
         without_memory: names of arguments that stand for quantised copies.
-        own_type: others of the module's own type, which autocast decides where it is on.
+        own_type: others of the module's own type, which autocast decides where it is on; not the
+            first input where calls may have its copies.
         programs: every op.
         directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
@@ -173,6 +168,9 @@ class CellContext:
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
         keeps_tensors: whether it has parameters or states.
+        has_constructor: whether it has these, or keywords.
+        gives_or_takes_copies: whether it gives its output, or takes its first input, quantised.
+        uses_placeholders: whether a tensor without memory stands for another one.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         description: what ``describe()`` returns, line by line.
         choice: the bundles that calls may go to, in a fat bundle.
@@ -238,6 +236,9 @@ class CellContext:
     representation: tuple[str, ...]
     has_bias: bool
     keeps_tensors: bool
+    has_constructor: bool
+    uses_placeholders: bool
+    gives_or_takes_copies: bool
     uses_math: bool
     description: tuple[str, ...]
     choice: ChoiceText | None = None
@@ -332,7 +333,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(plan.buffer(parameter.buffer).optional for parameter in plan.parameters)
+    representation = _representation(plan, keywords, has_bias)
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
+    copied = plan.inputs[:1] if plan.input_copies else ()
     rest = ("*_",) if autograd.saves_results else ()
     outputs = tuple(tensor_text(plan, Argument(n, False)) for n in plan.outputs)
     return CellContext(
@@ -350,7 +353,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
-        arguments=tuple(by_name[name] for name in plan.called_with),
+        arguments=tuple(_or_copies(plan, by_name[name]) for name in plan.called_with),
         given_tensors=tuple(_given(plan, name) for name in plan.inputs),
         given_inputs=_refused(plan),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
@@ -360,7 +363,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         transient=tuple(state.path for state in states if state.transient),
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
-        quantized_input=quantized_input_text(plan, states),
+        quantized_input=quantized_input_text(plan, states, widened_texts(plan)),
         quantized_output=quantized_output_text(plan),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan),
@@ -375,7 +378,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         own_type=tuple(
             by_name[name]
             for name in plan.called_with
-            if plan.buffer(name).dtype is DType.IO and name not in without_memory
+            if plan.buffer(name).dtype is DType.IO and name not in (*without_memory, *copied)
         ),
         without_memory=without_memory,
         programs=programs,
@@ -399,9 +402,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
-        representation=_representation(plan, keywords, has_bias),
+        representation=representation,
         has_bias=has_bias,
         keeps_tensors=bool(parameters or states),
+        has_constructor=bool(parameters or states or representation),
+        gives_or_takes_copies=bool(plan.input_copies or plan.output_copies),
+        uses_placeholders=bool(plan.input_copies or plan.output_copies or plan.quantized),
         uses_math=uses_math(
             (
                 *(line for p in programs for line in p.fake_dims),
@@ -411,6 +417,14 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _or_copies(plan: ModulePlan, argument: TensorText) -> TensorText:
+    """An argument of the function, of which calls may have copies."""
+    if not plan.input_copies or argument.name != plan.inputs[0]:
+        return argument
+    about = f"{argument.about}; or its copies, of `{QUANTIZE_INPUT}`"
+    return replace(argument, annotation=f"{argument.annotation} | QuantizedTensor", about=about)
 
 
 def _called_with(plan: ModulePlan, name: str) -> str:

@@ -20,6 +20,7 @@ from .states import StateText
 from .words import (
     ProgramText,
     TensorText,
+    WidenedText,
     bind_lines,
     program_text,
     shape_source,
@@ -41,12 +42,14 @@ class CopyText:
         field: of ``QuantizedTensor``.
         source: of it in what is given.
         columnwise: whether it is of the columnwise copy.
+        given_back: source of what ``quantize_input`` gives, which was perhaps not asked for it.
     """
 
     name: str
     field: str
     source: str
     columnwise: bool
+    given_back: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class QuantizedInputText:
         copies: what it gives.
         columnwise: condition under which a call needs the columnwise copy, in brackets where it is
             not one word; empty where it has none.
-        absent: buffers that are empty tensors where they are not asked for.
+        keyword_only: whether the function has keywords besides its tensors.
+        widened: what the module takes in narrower types, too.
         wanted: what a call of the module's function calls the op with.
         asked: what ``quantize_input`` does.
         asks: the op's flag that asks for the columnwise copy; empty where it has none.
@@ -75,7 +79,8 @@ class QuantizedInputText:
     states: tuple[StateText, ...]
     copies: tuple[CopyText, ...]
     columnwise: str
-    absent: tuple[str, ...]
+    keyword_only: bool
+    widened: tuple[WidenedText, ...]
     wanted: tuple[str, ...]
     asked: tuple[str, ...]
     asks: str
@@ -141,14 +146,16 @@ def quantized_output_text(plan: ModulePlan) -> QuantizedOutputText | None:
 
 
 def quantized_input_text(
-    plan: ModulePlan, states: tuple[StateText, ...]
+    plan: ModulePlan, states: tuple[StateText, ...], widened: tuple[WidenedText, ...]
 ) -> QuantizedInputText | None:
     program = plan.quantize_input
     if program is None:
         return None
     printed = program_text(plan, program)
     copies = next(step.copies for step in program.unmerged.steps if quantizes(step))
-    texts = tuple(text for copy in copies for text in _copy_texts(plan, copy))
+    asks = next((f for f in program.flags if plain(f) == Orientation.COLUMNWISE.value), "")
+    absent = asks if asks and not program.returns_none else ""
+    texts = tuple(text for copy in copies for text in _copy_texts(plan, copy, absent))
     columnwise = tuple(text.name for text in texts if text.columnwise)
     needed = {flag for r in plan.saved if r.buffer in columnwise for flag in r.when}
     every = tuple(need(leaf) for leaf in plan.differentiated)
@@ -165,16 +172,18 @@ def quantized_input_text(
         states=tuple(state for state in states if state.argument in changed),
         copies=texts,
         columnwise=(f"({condition})" if " " in condition else condition) if columnwise else "",
-        absent=columnwise if not program.returns_none else (),
+        keyword_only=bool(changed or program.flags),
+        widened=tuple(each for each in widened if each.name in others),
         wanted=(*tensors, *(wanted[flag] for flag in spelled)),
         asked=(*tensors, *program.flags),
-        asks=spelled.get(Orientation.COLUMNWISE.value, ""),
+        asks=asks,
         updates=spelled.get(UPDATE_STATE, ""),
         groups=copies[0].groups or "",
     )
 
 
-def _copy_texts(plan: ModulePlan, copy: Copy) -> tuple[CopyText, ...]:
+def _copy_texts(plan: ModulePlan, copy: Copy, asks: str = "") -> tuple[CopyText, ...]:
+    """Buffers of a copy; ``asks`` is the flag without which columnwise ones are empty tensors."""
     found = []
     columnwise = copy.orientation is Orientation.COLUMNWISE
     for name, part in zip(copy.buffers, _FIELDS, strict=False):
@@ -183,7 +192,8 @@ def _copy_texts(plan: ModulePlan, copy: Copy) -> tuple[CopyText, ...]:
         source = f"given.{field}"
         if part == "scale_inv" and dtype in (DType.E8M0, DType.UINT8):
             source = f"_quantized_tensors.typed({source}, torch.{dtypes.info(dtype).torch})"
-        found.append(CopyText(name, field, source, columnwise))
+        asked = f" if {asks} else None" if asks and columnwise else ""
+        found.append(CopyText(name, field, source, columnwise, f"{name}{asked}"))
     return tuple(found)
 
 

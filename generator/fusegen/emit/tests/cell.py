@@ -17,11 +17,11 @@ from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand, Step
 from ...steps import cancels, decodes, definition, is_gemm, observes, sums_rows
-from ..python.cell import WidenedText, widened_texts
+from ..python.cell import widened_texts
 from ..python.flops import step_flops
 from ..python.main_grads import adds
 from ..python.states import called_states
-from ..python.words import op_name, pieces
+from ..python.words import WidenedText, op_name, pieces
 
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3
@@ -76,6 +76,8 @@ class TestContext:
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
+        direct_call: what a function that calls the module's is called, where there is one.
+        returns: its return annotation.
         quantize_arguments: what copies of the first input are made of; empty where calls take
             none.
         quantized_tensors: those of them that are inputs.
@@ -99,6 +101,8 @@ class TestContext:
     widened: tuple[WidenedText, ...]
     first_is_own_type: bool
     outputs_call: str
+    direct_call: str
+    returns: str
     function_name: str
     class_name: str
     first: str
@@ -228,6 +232,8 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         widened=widened_texts(plan),
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
+        direct_call="outputs" if several or copies else "call",
+        returns=_returns(plan),
         outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
@@ -311,6 +317,12 @@ def _copied_parameters(plan: ModulePlan) -> str:
         return "layer.parameters()"
     paths = _tuple([p.path for p in required if p.buffer in read])
     return f"map(layer.get_parameter, {paths})"
+
+
+def _returns(plan: ModulePlan) -> str:
+    if plan.output_copies:
+        return "module.QuantizedTensor"
+    return "tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor"
 
 
 def _decode_groups(plan: ModulePlan) -> str:
