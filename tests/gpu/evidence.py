@@ -89,6 +89,10 @@ TOGETHER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("gated_shared_moe_layer", ("bf16", "fp8_block"), ()),
     ("moe_layer", ("bf16", "fp8_block"), ("interleaved_32", "scaled_bias", "add_to_main_grad")),
     ("moe_layer_srelu", ("bf16",), ()),
+    ("linear", ("fp8_delayed", "mxfp8"), ("quantized_input", "quantized_output")),
+    ("rms_norm", ("fp8_block", "fp8_delayed", "nvfp4"), ("quantized_output",)),
+    ("swiglu", ("fp8_block",), ("quantized_output",)),
+    ("gather", ("fp8_block",), ("quantized_output",)),
 )
 """Module, recipes and options of what users combine, or ask of a module whose programs differ."""
 

@@ -31,10 +31,15 @@ every_exclusion = pytest.mark.parametrize(
     ("option", "exclusion"), EXCLUSIONS, ids=lambda each: getattr(each, "word", "")
 )
 
-IN_GATED = ("glu_interleave", "ranges")
+IN_GATED = ("glu_interleave", "output_format", "ranges")
 IN_GEMMS = (
     *("main_grad", "delay_wgrad", "weight_cache", "amax_reduction"),
     *("backward_precision", "ranges", "debug"),
+)
+IN_LINEARS = (
+    *IN_GEMMS[:3],
+    *("input_format", "output_format"),
+    *IN_GEMMS[3:],
 )
 IN_EXPERTS = (
     *(
@@ -45,51 +50,57 @@ IN_EXPERTS = (
         "weight_cache",
         "save",
         "cached_input",
+        "input_format",
+        "output_format",
         "backward_calls",
         "amax_reduction",
     ),
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
-IN_LAYERS = tuple(name for name in IN_EXPERTS if name != "save")
-IN_NORMED = tuple(name for name in IN_MLPS if name not in ("cached_input", "backward_calls"))
-IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_GEMMS[3:])
+IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "input_format"))
+IN_ROUTED = tuple(name for name in IN_LAYERS if name != "output_format")
+IN_NORM_MLPS = tuple(name for name in IN_MLPS if name != "input_format")
+IN_NORMED = tuple(name for name in IN_NORM_MLPS if name not in ("cached_input", "backward_calls"))
+IN_QKV = tuple(name for name in IN_NORMED if name != "output_format")
+IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_LINEARS[3:])
+IN_ROWS = ("output_format", "ranges")
 IN_ROUTERS = ("main_grad", "ranges")
 INHERITED = {
-    "add_extra_input": ("ranges",),
-    "bias": ("ranges",),
+    "add_extra_input": IN_ROWS,
+    "bias": IN_ROWS,
     "biased_softmax": ("ranges",),
     "causal_softmax": ("ranges",),
     "clamped_swiglu": IN_GATED,
-    "combine": ("ranges",),
-    "combine_extra": ("ranges",),
-    "constant_scale": ("ranges",),
+    "combine": IN_ROWS,
+    "combine_extra": IN_ROWS,
+    "constant_scale": IN_ROWS,
     "cross_entropy": ("ranges",),
-    "dropout": ("ranges",),
+    "dropout": IN_ROWS,
     "gated_shared_moe_layer": ("glu_interleave", *IN_LAYERS),
-    "gather": ("ranges",),
+    "gather": IN_ROWS,
     "geglu": IN_GATED,
-    "gelu": ("ranges",),
+    "gelu": IN_ROWS,
     "glu": IN_GATED,
-    "grouped_linear": ("scale_bias", "parameters", *IN_GEMMS),
+    "grouped_linear": ("scale_bias", "parameters", *IN_LINEARS),
     "grouped_mlp": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_clamped_qgeglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_situglu": ("glu_interleave", *IN_EXPERTS),
     "grouped_mlp_srelu": IN_EXPERTS,
     "grouped_mlp_tanh_srelu": IN_EXPERTS,
-    "identity": ("ranges",),
-    "l2_normalization": ("ranges",),
-    "layer_norm": ("ranges",),
+    "identity": IN_ROWS,
+    "l2_normalization": IN_ROWS,
+    "layer_norm": IN_ROWS,
     "layer_norm_linear": IN_NORMED,
-    "layer_norm_mlp": IN_MLPS,
-    "linear": IN_GEMMS,
+    "layer_norm_mlp": IN_NORM_MLPS,
+    "linear": IN_LINEARS,
     "linear_activation": IN_ACTIVATED,
-    "linear_activation_silu": IN_ACTIVATED,
+    "linear_activation_silu": tuple(n for n in IN_ACTIVATED if n != "output_format"),
     "linear_activation_srelu": IN_ACTIVATED,
     "linear_activation_swiglu": ("glu_interleave", *IN_ACTIVATED),
     "linear_cross_entropy": tuple(name for name in IN_GEMMS if name != "delay_wgrad"),
-    "linear_residual": IN_GEMMS,
-    "lm_head_loss": IN_GEMMS,
+    "linear_residual": IN_LINEARS,
+    "lm_head_loss": (*IN_GEMMS[:3], "input_format", *IN_GEMMS[3:]),
     "make_extra_output": ("ranges",),
     "masked_softmax": ("ranges",),
     "mlp": IN_MLPS,
@@ -101,25 +112,25 @@ INHERITED = {
     "moe_layer_srelu": IN_LAYERS,
     "moe_layer_tanh_srelu": IN_LAYERS,
     "moe_permute": ("ranges",),
-    "norm_mlp": IN_MLPS,
-    "norm_mlp_srelu": IN_MLPS,
-    "norm_mlp_swiglu": ("glu_interleave", *IN_MLPS),
-    "norm_qkv": IN_NORMED,
-    "norm_qkv_gqa_4": IN_NORMED,
-    "norm_qkv_gqa_8": IN_NORMED,
-    "norm_qkv_interleaved": IN_NORMED,
+    "norm_mlp": IN_NORM_MLPS,
+    "norm_mlp_srelu": IN_NORM_MLPS,
+    "norm_mlp_swiglu": ("glu_interleave", *IN_NORM_MLPS),
+    "norm_qkv": IN_QKV,
+    "norm_qkv_gqa_4": IN_QKV,
+    "norm_qkv_gqa_8": IN_QKV,
+    "norm_qkv_interleaved": IN_QKV,
     "qgeglu": IN_GATED,
-    "qgelu": ("ranges",),
+    "qgelu": IN_ROWS,
     "quantize": ("ranges", "debug"),
     "reglu": IN_GATED,
-    "relu": ("ranges",),
+    "relu": IN_ROWS,
     "residual_layer_norm": ("ranges",),
     "residual_rms_norm": ("ranges",),
-    "rms_norm": ("ranges",),
+    "rms_norm": IN_ROWS,
     "rms_norm_linear": IN_NORMED,
-    "rotary": ("ranges",),
+    "rotary": IN_ROWS,
     "rotary_qkv": ("ranges",),
-    "routed_moe_layer": ("glu_interleave", *IN_LAYERS),
+    "routed_moe_layer": ("glu_interleave", *IN_ROUTED),
     "router": IN_ROUTERS,
     "router_deepseek_v2": IN_ROUTERS,
     "router_deepseek_v3": IN_ROUTERS,
@@ -133,16 +144,16 @@ INHERITED = {
     "router_sigmoid": IN_ROUTERS,
     "scaled_clamped_qgeglu": IN_GATED,
     "scaled_situglu": IN_GATED,
-    "scaled_srelu": ("ranges",),
+    "scaled_srelu": IN_ROWS,
     "scaled_swiglu": IN_GATED,
-    "scaled_tanh_srelu": ("ranges",),
+    "scaled_tanh_srelu": IN_ROWS,
     "shared_moe_layer": ("glu_interleave", *IN_LAYERS),
-    "sigmoid_gate": ("ranges",),
+    "sigmoid_gate": IN_ROWS,
     "silu": ("ranges",),
     "situglu": IN_GATED,
     "softmax": ("ranges",),
     "sreglu": IN_GATED,
-    "srelu": ("ranges",),
+    "srelu": IN_ROWS,
     "swiglu": IN_GATED,
 }
 """What each module has without a word in its spec."""
@@ -156,6 +167,8 @@ WORDS = (
         "quantized_weights",
         "recompute_activations",
         "cache_quantized_input",
+        "quantized_input",
+        "quantized_output",
         "one_backward_call",
         "reduced_amax",
     ),
@@ -296,7 +309,11 @@ def test_a_reason_is_about_the_ops_of_the_module() -> None:
 
 def test_choices_of_a_module_have_defaults() -> None:
     found = choices_of(SPECS.modules["swiglu"], SPECS.ops, ("nvtx_ranges",))
-    assert found == {"glu_interleave": "whole_halves", "ranges": "nvtx_ranges"}
+    assert found == {
+        "glu_interleave": "whole_halves",
+        "output_format": "output_in_high_precision",
+        "ranges": "nvtx_ranges",
+    }
 
 
 def test_options_are_listed_with_where_they_apply() -> None:
@@ -375,7 +392,7 @@ summary: toy
 dims: {T: tokens, H: hidden}
 inputs: {x: {shape: [T, H], role: input}}
 chain: [{op: relu, as: act, dims: {D: H}}]
-without: [ranges]
+without: [output_format, ranges]
 variants: {toy_gelu: {class: ToyGelu, summary: With GELU, chain: {act: {op: gelu}}}}
 """
     specs = written(tmp_path, toy=toy)

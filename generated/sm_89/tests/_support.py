@@ -171,6 +171,26 @@ def joined(outputs: Sequence[Tensor]) -> Tensor:
     return torch.cat([output.flatten(min(first, output.dim())) for output in own], dim=-1)
 
 
+class _Decoded(torch.autograd.Function):
+    """Values of copies, whose gradient is that of the tensor which stands beside them."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0], None
+
+
+def decoded(copies: Any, decode: Callable[..., Tensor], *groups: Tensor) -> Tensor:
+    """What a module's copies of its output stand for; nobody reads what stands in its place."""
+    assert torch.compiler.is_compiling() or copies.tensor.isnan().all()
+    amax = () if copies.rowwise_amax is None else (copies.rowwise_amax,)
+    stored = (copies.rowwise_data, copies.rowwise_scale_inv, *amax, *groups)
+    return _Decoded.apply(copies.tensor, decode(copies.tensor, *stored))
+
+
 def parts(whole: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A tensor cut as wide as the outputs are; inverse of `joined`."""
     own = [output for output in outputs if output.is_floating_point()]

@@ -35,13 +35,16 @@ MODULE_ATTRIBUTES = _words(
 
 CLASS_ATTRIBUTES = _words(
     """
-    amax_group backward_dw describe held refresh_weights reset_parameters reset_statistics
+    amax_group backward_dw describe held quantize_input
+    refresh_weights reset_parameters reset_statistics
     statistics wgrad_queue
     """
 )
 """What generated classes have besides."""
 
-FUNCTION_KEYWORDS = frozenset(("amax_group", "update_state", "wgrad_queue", "wgrad_weights"))
+FUNCTION_KEYWORDS = frozenset(
+    ("amax_group", "columnwise", "update_state", "wgrad_queue", "wgrad_weights")
+)
 """What generated functions take besides tensors and scalars."""
 
 CONSTRUCTOR_KEYWORDS = frozenset(("bias", "device", "dtype", "max_in_flight", "max_tokens"))
@@ -52,9 +55,11 @@ PYTHON_WORDS = frozenset(("self", "super"))
 
 FILE_WORDS = _words(
     """
-    Callable Literal NamedTuple ProcessGroup Quantized Role TYPE_CHECKING Tensor WgradQueue
+    Callable FORMAT Literal NamedTuple OUTPUT_FORMAT ProcessGroup Quantized QuantizedTensor Role
+    TYPE_CHECKING Tensor WgradQueue
     False None True backward_dw bool callable dequantize dict filter float getattr int
-    isinstance len list map math next nn object property quantized reference refresh_weights
+    isinstance len list map math next nn object property quantize_input
+    quantized reference refresh_weights
     repr set setattr slice staticmethod str super torch tuple type zip NoReturn
     """
 )

@@ -25,6 +25,8 @@ _DIGEST = re.compile(r'^DIGEST = "([0-9a-f]{64})"$', re.MULTILINE)
 _OF_ONE_ARCH = frozenset(
     [
         "arch",
+        "quantized_input",
+        "quantized_output",
         "status",
         "reason",
         "description",

@@ -41,7 +41,10 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Chunks: ("symbol", "memory"),
     Copy: ("original", "data", "scale", "amax", "groups"),
     Dimension: ("symbol", "keyword"),
-    ModulePlan: ("inputs", "gradients", "arguments", "outputs", "main_grads", "exact_outputs"),
+    ModulePlan: (
+        *("inputs", "gradients", "arguments", "outputs", "main_grads", "exact_outputs"),
+        *("input_copies", "output_copies"),
+    ),
     Operand: ("buffer",),
     Parameter: ("buffer",),
     Pointwise: ("attributes",),

@@ -10,14 +10,17 @@ from .kernel import GemmKind
 from .names import prefixed
 
 UPDATE_STATE = "update_state"
-"""Name of the flag that lets a refresh move on what delayed scaling keeps."""
+"""Name of the flag that lets an op without gradients move on what delayed scaling keeps."""
+
+QUANTIZE_INPUT = "quantize_input"
+"""Name of the program, and of the function, that makes the copies of a module's first input."""
 
 SPLIT_SIZES = "split_sizes"
 """Keyword of the public function `quantize` for the rows per group, and that of its ops."""
 
 _DERIVED = re.compile(
-    r"need_d.+|rng_state|(?:forward|backward|refresh)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
-    r"|(?:.+_)?(?:input|weight|grad_output)_(?:amax_history|scale)"
+    r"need_d.+|rng_state|(?:forward|backward|refresh|quantize_input)_state(?:_\d+)?|.+_(?:rowwise|columnwise)(?:_.+)?"
+    r"|(?:.+_)?(?:input|weight|(?:grad_)?output)_(?:amax_history|scale)"
     r"|.+_(?:dequantized|decoded|used|padded_sizes|row_sums|row_partials|partials|statistics)"
     r"|.+_(?:partial|row|column)_amax|.+_(?:main_grad|dummy_grad)"
     r"|d.+_(?:partial_[0-9]+|total|terms)"

@@ -23,7 +23,7 @@ from .buffers import (
 from .dtypes import INTEGERS, DType
 from .kernel import LayoutSpec
 from .kernel_set import Kernel, KernelSet, KernelUnit
-from .naming import Cell, gradient
+from .naming import QUANTIZE_INPUT, Cell, gradient
 from .program import Direction, Program, own_type_argument
 from .quantization import QuantizationSpec, Role
 from .segments import Group
@@ -130,16 +130,18 @@ class ModulePlan:
         parameters: in state-dict order.
         gradients: (argument, buffer of its gradient), in their order.  Several may have the same
             one, and one that comes in: the backward returns the tensor for each of them.
-        arguments: of the function: first input, required parameters, inputs, optional parameters.
+        arguments: of the forward: first input, required parameters, inputs, optional parameters,
+            copies of the first input.
         outputs: names of the module's outputs.
         states: tensors kept between calls, by their names in the state dict.
         joined: tensors that several states, or several of what is saved, lie in.
         main_grads: (parameter, fp32 buffer of the caller's that its gradient goes to).
         attributes: scalar keywords.
         buffers: every buffer by name, in order of first use.
-        directions: forward and backward, the halves of a training step; ``refresh``, which
-            quantises the weights, where the module keeps them so; ``wgrad``, which gives gradients
-            of weights after the backward, where they are delayed.
+        directions: forward and backward, the halves of a training step; ``quantize_input``, which
+            makes the copies of the first input, where calls may have it quantised; ``refresh``,
+            which quantises the weights, where the module keeps them so; ``wgrad``, which gives
+            gradients of weights after the backward, where they are delayed.
         saved: what the backward reads of the forward, each with the flags that ask for it.
         kernel_sets: kernels of the steps.
         exact: forward steps without quantisation, what the recipe's error is measured against.
@@ -150,6 +152,8 @@ class ModulePlan:
         shardings: how the module may be split over ranks, besides not at all.
         tolerance: of its tests.
         sources: spec files it was made from.
+        input_copies: buffers of copies of the first input, which calls may have quantised.
+        output_copies: buffers of the output's copies, which the module gives in its place.
         rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
             is, so that plans which differ in nothing else are equal.
     """
@@ -184,6 +188,8 @@ class ModulePlan:
     tolerance: Tolerance
     sources: tuple[str, ...]
     shardings: tuple[Sharding, ...] = ()
+    input_copies: tuple[str, ...] = ()
+    output_copies: tuple[str, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
 
     def direction(self, name: str) -> Direction | None:
@@ -226,6 +232,11 @@ class ModulePlan:
         return whole
 
     @property
+    def quantize_input(self) -> Program | None:
+        """What makes the copies of an input that calls may have quantised, as a whole."""
+        return self._program(QUANTIZE_INPUT)
+
+    @property
     def refresh(self) -> Program | None:
         """What quantises weights that are kept so, as a whole."""
         return self._program("refresh")
@@ -252,7 +263,17 @@ class ModulePlan:
         read = (a.buffer for p in (later.programs if later else ()) for a in p.arguments)
         saved = (result.buffer for result in self.saved)
         gradients = (name for _, name in self.gradients)
-        return (*self.outputs, *saved, *gradients, *read)
+        return (*self.results, *self.input_copies, *saved, *gradients, *read)
+
+    @property
+    def called_with(self) -> tuple[str, ...]:
+        """Arguments of the module's function: those of the forward but for copies of an input."""
+        return tuple(name for name in self.arguments if name not in self.input_copies)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the forward gives its caller: the outputs, or the copies of one."""
+        return self.output_copies or self.outputs
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -338,7 +359,7 @@ class ModulePlan:
 
     def attributes_of(self, program: Program) -> tuple[Attribute, ...]:
         """Scalars that a program takes; those with GEMMs and copies alone ask for none."""
-        return () if program.name in ("refresh", "wgrad") else self.attributes
+        return self.attributes if program.name in ("forward", "backward") else ()
 
     def per_group(self, scale: str) -> bool:
         """Whether the scale of a history is one of several, so that a group without rows waits."""

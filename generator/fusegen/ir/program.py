@@ -8,6 +8,8 @@ from enum import Enum
 
 from .buffers import Buffer
 from .dtypes import DType
+from .names import plain
+from .naming import UPDATE_STATE
 from .segments import Start, Wait
 from .shapes import Expr, symbols
 from .step import Result, Step
@@ -103,9 +105,11 @@ class Program:
     """One op of a module.
 
     Attributes:
-        name: of its direction: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        name: of its direction: ``forward``, ``backward``, ``quantize_input``, ``refresh`` or
+            ``wgrad``.
         arguments: tensors in schema order; the first one gives device and leading shape.
-        flags: gradient flags in schema order; of ``refresh``, whether state moves on.
+        flags: gradient flags in schema order; of ``refresh`` and ``quantize_input``, whether state
+            moves on; of the latter, also whether a columnwise copy is made.
         results: tensors returned.
         steps: in order.
         bindings: dimensions the steps need.
@@ -164,7 +168,10 @@ class Program:
 
     def updated_when(self, step: Step) -> tuple[str, ...]:
         """Flags under which a step changes its state: a forward without grad leaves it alone."""
-        return self.flags if self.name in ("forward", "refresh") else step.when
+        if self.name == "forward":
+            return self.flags
+        asked = tuple(flag for flag in self.flags if plain(flag) == UPDATE_STATE)
+        return asked or step.when
 
     @property
     def returns_none(self) -> bool:
@@ -187,7 +194,7 @@ class Direction:
     of the other.
 
     Attributes:
-        name: ``forward``, ``backward``, ``refresh`` or ``wgrad``.
+        name: ``forward``, ``backward``, ``quantize_input``, ``refresh`` or ``wgrad``.
         segments: in order.
     """
 

@@ -16,8 +16,10 @@ from .cached_input import CACHED_INPUT
 from .debug import DEBUG
 from .delay_wgrad import DELAY_WGRAD
 from .glu_interleave import GLU_INTERLEAVE
+from .input_format import INPUT_FORMAT
 from .main_grad import MAIN_GRAD
 from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts, Scope
+from .output_format import OUTPUT_FORMAT
 from .parameters import PARAMETERS
 from .ranges import RANGES
 from .save import SAVE
@@ -47,6 +49,8 @@ OPTIONS: tuple[Option, ...] = (
     WEIGHT_CACHE,
     SAVE,
     CACHED_INPUT,
+    INPUT_FORMAT,
+    OUTPUT_FORMAT,
     BACKWARD_CALLS,
     AMAX_REDUCTION,
     BACKWARD_PRECISION,

@@ -59,6 +59,9 @@ class ModuleFacts:
         grouped_weights: an operand of a grouped GEMM is a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
         activated_gemms: an activation reads what a GEMM gives.
+        first_of_gemms: GEMMs of the first op, and no other op, read the first input.
+        gives_rows: its one output is a tensor of rows, of the module's own type, and not read again
+            by the backward.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
         chunks: an op has a chunk of the rows of a tensor at a time.
     """
@@ -73,6 +76,8 @@ class ModuleFacts:
     grouped_weights: bool = False
     halves: bool = False
     activated_gemms: bool = False
+    first_of_gemms: bool = False
+    gives_rows: bool = False
     inner_activations: bool = False
     chunks: bool = False
 

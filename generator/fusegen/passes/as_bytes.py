@@ -17,7 +17,13 @@ from .draft import Draft
 def pass_as_bytes(draft: Draft) -> Draft:
     """Let bytes cross between programs where E8M0 would, of which one changes something."""
     scales = {name for name, buffer in draft.buffers.items() if buffer.dtype is DType.E8M0}
-    programs = (draft.forward, draft.backward, draft.refresh, draft.wgrad)
+    programs = (
+        draft.forward,
+        draft.backward,
+        draft.quantize_input,
+        draft.refresh,
+        draft.wgrad,
+    )
     seen = [(_changes(steps), _touched(steps) & scales) for steps in programs]
     changing = {name for changes, names in seen if changes for name in names}
     crossing = {name for name in changing if sum(name in names for _, names in seen) > 1}

@@ -10,7 +10,7 @@ from ..ir.buffers import Attribute, Buffer, JoinedTensor, Parameter, State
 from ..ir.dtypes import INTEGERS, DType
 from ..ir.kernel import LayoutSpec
 from ..ir.kernel_set import KernelSet
-from ..ir.naming import gradient, need
+from ..ir.naming import QUANTIZE_INPUT, gradient, need
 from ..ir.plan import Conversion, Sharding
 from ..ir.program import Direction, Program
 from ..ir.quantization import QuantizationSpec, Role
@@ -91,6 +91,9 @@ class Draft:
         parameters: of all ops in order.
         attributes: scalar keywords.
         forward, backward: steps.
+        quantize_input: steps that quantise the first input, where callers may give it quantised.
+        input_copies: buffers of its copies, which the forward takes then.
+        output_copies: buffers of the output's copies, which the module gives in its place.
         refresh: steps that quantise weights which the module keeps so.
         wgrad: steps that give gradients of weights after the backward.
         states: tensors that steps change in place.
@@ -104,7 +107,8 @@ class Draft:
         quantizations: how each role is quantised.
         layout: of quantised copies.
         saved: what the forward leaves for the backward.
-        programs: forward, backward, refresh and wgrad; once they are there, all steps are in them.
+        programs: forward, backward, quantize_input, refresh and wgrad; once they are there, all
+            steps are in them.
         directions: these cut into segments; once they are there, all programs are in them.
         kernel_sets: what runs the steps.
         conversions: ops of the public function ``quantize``.
@@ -121,6 +125,9 @@ class Draft:
     attributes: tuple[Attribute, ...]
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
+    quantize_input: tuple[Step, ...] = ()
+    input_copies: tuple[str, ...] = ()
+    output_copies: tuple[str, ...] = ()
     refresh: tuple[Step, ...] = ()
     wgrad: tuple[Step, ...] = ()
     states: tuple[State, ...] = ()
@@ -159,6 +166,11 @@ class Draft:
         )
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """What the forward gives its caller: the outputs, or the copies of one."""
+        return self.output_copies or self.outputs
+
+    @property
     def incoming(self) -> tuple[str, ...]:
         """Gradients of the outputs, which the caller gives; integers have none."""
         own = (name for name in self.outputs if self.buffers[name].dtype not in INTEGERS)
@@ -181,7 +193,15 @@ class Draft:
     def packed(self, programs: Iterable[Program]) -> Draft:
         """The draft with all of its steps in programs."""
         given = tuple(programs)
-        return replace(self, programs=given, forward=(), backward=(), refresh=(), wgrad=())
+        return replace(
+            self,
+            programs=given,
+            forward=(),
+            backward=(),
+            quantize_input=(),
+            refresh=(),
+            wgrad=(),
+        )
 
     @property
     def unpacked(self) -> Draft:
@@ -191,6 +211,7 @@ class Draft:
             self,
             forward=steps.get("forward", ()),
             backward=steps.get("backward", ()),
+            quantize_input=steps.get(QUANTIZE_INPUT, ()),
             refresh=steps.get("refresh", ()),
             wgrad=steps.get("wgrad", ()),
         )
@@ -200,12 +221,19 @@ class Draft:
         return replace(self, buffers={**self.buffers, **new})
 
     @property
+    def called_with(self) -> tuple[str, ...]:
+        """Tensors of the module's function: those of the forward but for copies of an input."""
+        return tuple(name for name in self.arguments if name not in self.input_copies)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
-        """The function's tensors: first input, required parameters, other inputs, optional ones."""
+        """The forward's tensors: first input, required parameters, other inputs, optional ones,
+        copies of the first input.
+        """
         parameters = [parameter.buffer for parameter in self.parameters]
         required = [name for name in parameters if not self.buffers[name].optional]
         optional = [name for name in parameters if self.buffers[name].optional]
-        return (self.inputs[0], *required, *self.inputs[1:], *optional)
+        return (self.inputs[0], *required, *self.inputs[1:], *optional, *self.input_copies)
 
 
 EMPTY = Draft((), {}, (), (), (), ())

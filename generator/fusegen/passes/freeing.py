@@ -114,7 +114,7 @@ class _Judge:
     def of(
         cls, draft: Draft, backward: Program, beside: Program, size: Mapping[str, int]
     ) -> _Judge:
-        saved = frozenset(result.buffer for result in draft.saved) - {*draft.arguments}
+        saved = frozenset(result.buffer for result in draft.saved) - {*draft.called_with}
         leaving = frozenset(result.buffer for result in backward.results)
         whole, own = (Peaks.of(e.steps, saved, leaving, size) for e in (beside, backward))
         return cls(backward, saved, size, max(whole.of_calls(()), 1), own)

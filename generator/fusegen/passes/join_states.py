@@ -13,6 +13,7 @@ from itertools import product
 
 from ..ir.buffers import Buffer, JoinedTensor, State, StateFill
 from ..ir.dtypes import DType
+from ..ir.naming import QUANTIZE_INPUT
 from ..ir.shapes import Const, Expr, Shape
 from ..ir.step import Step
 from .draft import Draft
@@ -51,6 +52,7 @@ def join_states(draft: Draft) -> Draft:
 def _steps(draft: Draft) -> Iterator[tuple[str, tuple[Step, ...]]]:
     yield "forward", draft.forward
     yield "backward", draft.backward
+    yield QUANTIZE_INPUT, draft.quantize_input
     yield "refresh", draft.refresh
 
 

@@ -77,8 +77,11 @@ def choose_kernels(
 
     forward = tuple(choose(step) for step in draft.forward)
     backward = tuple(choose(step) for step in draft.backward)
+    quantize_input = tuple(choose(step) for step in draft.quantize_input)
     refresh = tuple(choose(step) for step in draft.refresh)
-    draft = replace(draft, forward=forward, backward=backward, refresh=refresh)
+    draft = replace(
+        draft, forward=forward, backward=backward, quantize_input=quantize_input, refresh=refresh
+    )
     return draft.with_buffers(needed), tuple(sets.values())
 
 

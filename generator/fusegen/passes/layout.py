@@ -22,7 +22,8 @@ def with_layout(recipe: RecipeSpec, arch: ArchSpec, *, gemms: bool) -> tuple[Rec
 
     Args:
         recipe, arch: as they are written.
-        gemms: whether the module has GEMMs; nothing else reads atoms.
+        gemms: whether the module, or one that reads what it gives, has GEMMs; nothing else reads
+            atoms.
     """
     roles = {role: _exponents(spec) for role, spec in recipe.roles.items()}
     formats = [spec.format for spec in roles.values()]

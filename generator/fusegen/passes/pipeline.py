@@ -16,7 +16,9 @@ from ..options.cached_input import CACHE_QUANTIZED
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
 from ..options.glu_interleave import INTERLEAVED
+from ..options.input_format import QUANTIZED_INPUT
 from ..options.main_grad import MainGrad
+from ..options.output_format import QUANTIZED_OUTPUT
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
@@ -47,6 +49,7 @@ from .math import derive_math
 from .parameter_per_group import part_by_group
 from .programs import bind_lengths, programs_of
 from .quantize import quantize, unquantized
+from .quantized_input import take_quantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
@@ -119,7 +122,7 @@ def context_of(
     reason = refusal(cell.options, module, recipe, specs.ops)
     if reason:
         raise NotPossible(reason)
-    gemms = module_facts(module, specs.ops).gemms
+    gemms = module_facts(module, specs.ops).gemms or QUANTIZED_OUTPUT in cell.options
     recipe, arch = with_layout(recipe, specs.archs[arch_name], gemms=gemms)
     return Context(cell, specs, module, recipe, arch, cell.options, derivations)
 
@@ -169,6 +172,7 @@ def _quantize(draft: Draft, context: Context) -> Draft:
         context.arch,
         backward=next(chosen, BackwardPrecision.QUANTIZED),
         fresh=not {HELD, CACHED, ALONE} & {*context.options},
+        gives_copies=QUANTIZED_OUTPUT in context.options,
     )
     roles = tuple(context.recipe.roles.items())
     return replace(quantized, quantizations=roles, layout=context.arch.layout)
@@ -338,6 +342,14 @@ PASSES: tuple[Pass, ...] = (
         _quantize,
         needs=_of(Property.EXACT),
         gives=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "quantized_input",
+        "The step that quantises the first input moves into a program of its own.",
+        lambda draft, _: take_quantized(draft),
+        needs=_of(Property.QUANTIZED),
+        before=_of(Property.FLAGGED),
+        options=(QUANTIZED_INPUT,),
     ),
     Pass(
         "weight_cache",

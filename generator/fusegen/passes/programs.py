@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.naming import UPDATE_STATE, gradient, need
+from ..ir.naming import QUANTIZE_INPUT, UPDATE_STATE, gradient, need
 from ..ir.program import Argument, Binding, Check, CheckKind, Program, own_type_argument
-from ..ir.quantization import Role
+from ..ir.quantization import Orientation, Role
 from ..ir.shapes import (
     Binary,
     Const,
@@ -91,6 +91,8 @@ def programs_of(draft: Draft, dims: Dims) -> tuple[Program, ...]:
         forward_program(draft, draft.saved, dims),
         backward_program(draft, draft.saved, dims),
     ]
+    if draft.quantize_input:
+        programs.append(quantize_input_program(draft, dims))
     if draft.refresh:
         programs.append(refresh_program(draft, dims))
     if draft.wgrad:
@@ -100,14 +102,18 @@ def programs_of(draft: Draft, dims: Dims) -> tuple[Program, ...]:
 
 def forward_program(draft: Draft, saved: tuple[Result, ...], dims: Dims) -> Program:
     """The forward op: results, then what it saves for the backward under flags."""
-    arguments = tuple(Argument(name, draft.buffers[name].optional) for name in draft.arguments)
+    read = {name for step in draft.forward for name in step.reads}
+    unread = {*draft.input_copies} - read  # for a backward, which not every call asks for
+    arguments = tuple(
+        Argument(name, draft.buffers[name].optional or name in unread) for name in draft.arguments
+    )
     arguments += _states(draft, draft.forward)
     sent = frozenset(
         name for each in draft.collectives if each.direction == "forward" for name in each.operands
     )
-    given = {argument.buffer for argument in arguments} | {*draft.outputs}
+    given = {argument.buffer for argument in arguments} | {*draft.results}
     kept = tuple(result for result in saved if result.buffer not in given)
-    outputs = tuple(Result(name) for name in draft.outputs)
+    outputs = tuple(Result(name) for name in draft.results)
     asked = {flag for result in kept for flag in result.when or flags_of(draft)}
     if any(step.updates for step in draft.forward):  # a call without grad changes none
         asked = {*flags_of(draft)}
@@ -251,6 +257,30 @@ def _within(when: tuple[str, ...], flags: tuple[str, ...]) -> tuple[str, ...]:
     return ordered({*when} & {*flags}, flags)
 
 
+def quantize_input_program(draft: Draft, dims: Dims) -> Program:
+    """The op that makes the copies of the first input; a columnwise one only where asked for."""
+    columnwise = {
+        name
+        for step in draft.quantize_input
+        for copy in step.copies
+        if copy.orientation is Orientation.COLUMNWISE
+        for name in copy.buffers
+    } & {*draft.input_copies}
+    asked = (Orientation.COLUMNWISE.value,) if columnwise else ()
+    results = tuple(
+        Result(name, asked if name in columnwise else ()) for name in draft.input_copies
+    )
+    conditional = tuple(result for result in results if result.when)
+    steps = forward_conditions(draft.quantize_input, conditional, frozenset())
+    moves_on = (UPDATE_STATE,) if any(step.updates for step in steps) else ()
+    read = {name for step in steps for name in step.reads}
+    given = tuple(Argument(name, False) for name in draft.inputs if name in read)
+    states = _states(draft, steps)
+    flags = (*asked, *moves_on)
+    arguments = (*given, *states)
+    return program(QUANTIZE_INPUT, draft, steps, arguments, flags, results, dims, own=states)
+
+
 def refresh_program(draft: Draft, dims: Dims) -> Program:
     """The op that quantises the weights a module keeps so; other state moves on if asked for."""
     read = {name for step in draft.refresh for name in step.reads}
@@ -282,16 +312,25 @@ def program(
     flags: tuple[str, ...],
     results: tuple[Result, ...],
     dims: Dims,
+    own: tuple[Argument, ...] = (),
 ) -> Program:
-    """A program of an op: where its sizes are read, what is checked, what lives inside the call."""
+    """A program of an op: where its sizes are read, what is checked, what lives inside the call.
+
+    Args:
+        name: of its direction.
+        draft: whose buffers it names.
+        steps, arguments, flags, results: of the program.
+        dims: keywords of its dimensions, for messages.
+        own: those of the arguments that tell sizes before others do, which are checked by them.
+    """
     used = symbols_used(draft, steps, results)
-    bindings = bind_dimensions(draft.buffers, arguments)
+    bindings = bind_dimensions(draft.buffers, (*own, *arguments))
     missing = used - {binding.symbol for binding in bindings}
     if missing:
         raise NotPossible(f"no argument of the {name} tells dimension {', '.join(sorted(missing))}")
-    own = {r.buffer for r in results if draft.buffers[r.buffer].dtype is DType.IO}
-    if own and draft.buffers[own_type_argument(arguments, draft.buffers)].dtype is not DType.IO:
-        raise NotPossible(f"no argument of the {name} tells the type of {', '.join(sorted(own))}")
+    typed = {r.buffer for r in results if draft.buffers[r.buffer].dtype is DType.IO}
+    if typed and draft.buffers[own_type_argument(arguments, draft.buffers)].dtype is not DType.IO:
+        raise NotPossible(f"no argument of the {name} tells the type of {', '.join(sorted(typed))}")
     checks = tuple(_checks(draft, arguments, bindings, steps, dims))
     for check in checks:
         used |= check.symbols

@@ -11,9 +11,10 @@ which costs nothing and raises where somebody changes it in between.
 A backward of another precision reads operands of the module's own type: the tensors themselves, or
 what the forward's copies of them stand for, which then are all that is saved.
 
-An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own
-type.  A role that the recipe does not name stays in that type: an explicit step of such a role, as
-of every gradient, is the identity, and disappears by renaming its result to its operand.
+An explicit ``quantize`` step gives back what the rowwise copy stands for, in the module's own type.
+Where a module gives its output quantised, the last step of its forward makes copies of that as of
+an operand.  A role that the recipe does not name stays in that type: an explicit step of such a
+role, as of every gradient, is the identity, and disappears by renaming its result to its operand.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ..spec.recipe import RecipeSpec
 from ..steps import decodes, is_gemm, quantizes
 from ..steps.copies import Original, copy_slots, serves_both
 from ..steps.dequantize import DEQUANTIZE
+from ..steps.pointwise import ROW_GROUPS
 from ..steps.snapshot import SNAPSHOT
 from .copies import make_copy, quantize_step, scratch
 from .decode import decode_operands, whole_copy, why_emulated
@@ -51,6 +53,7 @@ def quantize(
     *,
     backward: BackwardPrecision = BackwardPrecision.QUANTIZED,
     fresh: bool = True,
+    gives_copies: bool = False,
 ) -> Draft:
     """Insert quantisation where the recipe asks for it.
 
@@ -60,15 +63,19 @@ def quantize(
         arch: how copies are laid out, and whether kernels make them.
         backward: what GEMMs of the backward read.
         fresh: the backward makes the copies of weights that it reads.
+        gives_copies: the module gives copies of its output, as an input of a GEMM would have them,
+            and not the output.
 
     Raises:
-        NotPossible: a GEMM would have one quantised operand only.
+        NotPossible: a GEMM would have one quantised operand only, or an output that is to be copies
+            alone is read by the backward.
     """
     draft = _drop_identities(_round_trips(draft, recipe))
     if not recipe.roles:
         return draft
     remade = _weights(draft, recipe) if fresh else frozenset[str]()
-    return _Copies(recipe, arch, backward, remade).insert(draft)
+    given = draft.outputs if gives_copies else ()
+    return _Copies(recipe, arch, backward, remade, given).insert(draft)
 
 
 def unquantized(draft: Draft) -> tuple[tuple[Step, ...], tuple[str, ...]]:
@@ -109,13 +116,15 @@ class _Copies:
     """Copies made so far, in the order in which GEMMs ask for them.
 
     ``used`` are the forward's first steps, which keep scales as it finds them: behind another step
-    they would stand between those that quantise, of which several may become one.
+    they would stand between those that quantise, of which several may become one.  ``given`` are
+    outputs of which the module gives copies.
     """
 
     recipe: RecipeSpec
     arch: ArchSpec
     backward: BackwardPrecision
     remade: frozenset[str]
+    given: tuple[str, ...] = ()
     made: dict[_Tensor, dict[Orientation, Copy]] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
@@ -131,13 +140,43 @@ class _Copies:
         second = [each for step in draft.backward for each in self._with_copies(draft, step, again)]
         done: set[_Tensor] = set()
         forward = tuple(self._with_steps(draft, first, none, done, _read(second, again)))
+        forward += tuple(self._giving(draft, name) for name in self.given)
         backward = tuple(self._with_steps(draft, second, again, done, {}))
         return replace(
             draft.with_buffers(self.buffers),
             forward=(*self.used, *forward),
             backward=backward,
             states=tuple(self.states.values()),
+            output_copies=self._given_copies(),
             emulated=self.emulated,
+        )
+
+    def _giving(self, draft: Draft, name: str) -> Step:
+        """The step that makes the copies of an output.
+
+        Raises:
+            NotPossible: it is an input, or the backward reads it.
+        """
+        writer = next((step for step in draft.forward if name in step.writes), None)
+        if writer is None or name in draft.inputs:
+            raise NotPossible(f"{name!r} is an input, and not computed")
+        if any(name in step.reads for step in draft.backward):
+            raise NotPossible(f"the backward reads {name!r}, of which there would be copies alone")
+        key = _Tensor(name, Role.INPUT, again=False)
+        groups = writer.input("groups") or writer.input(ROW_GROUPS)
+        both = serves_both(self.recipe.roles[Role.INPUT], self.arch.layout)
+        for orientation in (Orientation.ROWWISE,) if both else Orientation:
+            self._copy(draft, key, orientation, groups)
+        return self._step(draft, key, "")
+
+    def _given_copies(self) -> tuple[str, ...]:
+        made = (self.made[_Tensor(name, Role.INPUT, again=False)] for name in self.given)
+        return tuple(
+            name
+            for copies in made
+            for o in Orientation
+            if o in copies
+            for name in copies[o].buffers
         )
 
     def _with_copies(self, draft: Draft, step: Step, again: frozenset[str]) -> tuple[Step, ...]:
@@ -316,6 +355,7 @@ class _Copies:
     def _states(self, copy: Copy, item: str) -> tuple[Operand, ...]:
         """What the role's rules keep between calls: amax history and scale, or random numbers."""
         spec = self.recipe.roles[copy.role]
+        word = "output" if copy.original in self.given else copy.role.value
         kept: list[tuple[str, str, Buffer, StateFill]] = []
         if spec.scale.source is AmaxSource.HISTORY:
             shape = self.buffers[copy.scale].shape
@@ -324,7 +364,7 @@ class _Copies:
                 ("amax_history", StateFill.ZEROS, history),
                 ("scale", StateFill.ONES, shape),
             ):
-                name = f"{copy.role.value}_{slot}"
+                name = f"{word}_{slot}"
                 argument = f"{item}_{name}" if item else name
                 path = f"{item}.{name}" if item else name
                 kept.append((slot, path, Buffer(argument, DType.FLOAT32, dims), fill))

@@ -336,7 +336,7 @@ def _unmatched(draft: Draft, rule: Rewrite) -> str:
 def _read_elsewhere(bound: Bound, rule: Rewrite, built: Replacement) -> str | None:
     """Who else reads a buffer that disappears, if anybody does."""
     draft = bound.draft
-    leaving = {*draft.outputs, *(name for _, name in draft.gradients)}
+    leaving = {*draft.results, *(name for _, name in draft.gradients)}
     leaving |= {name for each in draft.collectives for name in each.operands}
     for match in rule.match:
         made = {name for step in built.steps(match.program) for name in step.writes}

@@ -29,6 +29,8 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         gradients=draft.gradients,
         arguments=draft.arguments,
         outputs=draft.outputs,
+        input_copies=draft.input_copies,
+        output_copies=draft.output_copies,
         states=draft.states,
         joined=draft.joined,
         main_grads=draft.main_grads,

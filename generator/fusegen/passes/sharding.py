@@ -39,16 +39,20 @@ Axis = tuple[str, int]
 
 
 def module_shardings(plan: ModulePlan) -> tuple[Sharding, ...]:
-    """Every way to split the ops of a training step alike, and those of a forward alone."""
-    if plan.states or plan.main_grads or plan.wgrad or plan.process_groups:
+    """Every way to split the ops of a training step alike, and those of a forward alone.
+
+    There is none where an output is given quantised: what stands in its place is no shard.
+    """
+    if plan.states or plan.main_grads or plan.wgrad or plan.process_groups or plan.output_copies:
         return ()
     ends = tuple((name, gradient(name)) for name in plan.outputs)
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     roles = dict(plan.quantizations)
-    whole = _Ops(buffers, (plan.forward, plan.backward), ends, roles, gradients=True)
+    before = (plan.quantize_input,) if plan.quantize_input else ()
+    whole = _Ops(buffers, (plan.forward, plan.backward, *before), ends, roles, gradients=True)
     ways = {way.axes: way for way in whole.shardings()}
     if plan.forward.flags:
-        alone = _Ops(buffers, (plan.forward,), (), roles, gradients=False)
+        alone = _Ops(buffers, (plan.forward, *before), (), roles, gradients=False)
         known = {_of(way, plan.forward) for way in ways.values()}
         ways |= {w.axes: w for w in alone.shardings() if _of(w, plan.forward) not in known}
     return tuple(ways.values())

@@ -28,7 +28,7 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
     Raises:
         NotPossible: the recipe quantises no tensor of the module.
     """
-    steps = (*draft.forward, *draft.backward, *draft.refresh)
+    steps = (*draft.quantize_input, *draft.forward, *draft.backward, *draft.refresh)
     first = {copy.data: step for step in reversed(steps) for copy in _made_by(step)}
 
     def observed_of(step: Step) -> tuple[Copy, ...]:
@@ -52,6 +52,7 @@ def take_statistics(draft: Draft, recipe: RecipeSpec, arch: ArchSpec) -> Draft:
         draft.with_buffers({buffer.name: buffer for buffer in buffers}),
         forward=observed(draft.forward),
         backward=observed(draft.backward),
+        quantize_input=observed(draft.quantize_input),
         refresh=observed(draft.refresh),
         states=(*draft.states, *states),
     )

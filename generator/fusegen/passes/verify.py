@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir.naming import need
+from ..ir.naming import QUANTIZE_INPUT, need
 from ..ir.step import Step
 from ..steps.copies import Formats
 from ..steps.verify import Fault, VerifyError, View, faults, views
@@ -93,6 +93,8 @@ def _views(draft: Draft) -> Iterator[View]:
         yield _forward(draft)
     if Property.DIFFERENTIATED in draft.holds:
         yield _backward(draft)
+    if draft.quantize_input:
+        yield _quantize_input(draft)
     if draft.refresh:
         yield _refresh(draft)
     if draft.wgrad:
@@ -101,7 +103,7 @@ def _views(draft: Draft) -> Iterator[View]:
 
 def _forward(draft: Draft) -> View:
     settled = Property.SAVED in draft.holds
-    results: When = dict.fromkeys(draft.outputs, ())
+    results: When = dict.fromkeys(draft.results, ())
     results |= {result.buffer: result.when for result in draft.saved}
     results |= _sent(draft, draft.forward)
     return View(
@@ -131,6 +133,18 @@ def _backward(draft: Draft) -> View:
         unasked=False,
         conditions=flagged,
         needed=flagged,
+    )
+
+
+def _quantize_input(draft: Draft) -> View:
+    made = {name for step in draft.quantize_input for name in step.writes}
+    given = (name for name in draft.arguments if name not in made)
+    return View(
+        name=QUANTIZE_INPUT,
+        steps=draft.quantize_input,
+        given=_always((*given, *_states(draft))),
+        results=_always(draft.input_copies),
+        owned=frozenset(_states(draft)),
     )
 
 

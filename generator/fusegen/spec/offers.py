@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ..ir.dtypes import bits
+from ..ir.dtypes import DType, bits
 from ..ir.kernel import GemmKind
 from ..ir.naming import gradient
 from ..ir.quantization import AmaxSource, Role
@@ -20,7 +20,7 @@ from ..options import (
 )
 from ..steps import definition
 from ..steps.definition import Trait
-from .chains import chain_of
+from .chains import chain_of, outputs_of, reads_of, results_of
 from .diagnostics import did_you_mean
 from .load import SpecSet
 from .module import ModuleSpec
@@ -47,6 +47,8 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
             for before, item in pairwise(chain_of(module))
             if before.op in ops and item.op in ops
         ),
+        first_of_gemms=_first_of_gemms(module, ops),
+        gives_rows=_gives_rows(module, ops),
         inner_activations=any(
             recomputes(ops[item.op]) and not item.recompute
             for item in chain_of(module)[:-1]
@@ -191,6 +193,44 @@ def _reads_weight(op: OpSpec) -> bool:
 def _reads_weights_of_groups(op: OpSpec) -> bool:
     gemms = (step for step in op.forward if _is_gemm(step) and step.get("groups"))
     return any(step.get("b") in op.parameters for step in gemms)
+
+
+def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether GEMMs of the first op, and nothing else, read the module's first input."""
+    if any(name not in ops for name in module.ops):
+        return False
+    first, *others = chain_of(module)
+    op = ops[first.op]
+    given = module.inputs or op.inputs
+    if not op.inputs or not given:
+        return False
+    own, name = next(iter(op.inputs)), next(iter(given))
+    readers = [step for step in (*op.forward, *op.backward) if own in dict(step.slots).values()]
+    later = (reads_of(item, ops[item.op], "", given).values() for item in others)
+    return (
+        op.has_roles
+        and any(map(_is_gemm, readers))
+        and all(map(_is_gemm, readers))
+        and first.with_.get(own, name) == name
+        and not any(name in reads for reads in later)
+        and name not in outputs_of(module, ops)
+    )
+
+
+def _gives_rows(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether it gives one tensor of rows, which its last op writes and no backward reads."""
+    if any(name not in ops for name in module.ops):
+        return False
+    op = ops[chain_of(module)[-1].op]
+    if not op.outputs:
+        return False
+    names = outputs_of(module, ops)
+    given = tuple(results_of(module, len(chain_of(module)) - 1, op).values())
+    (name, output), *others = op.outputs.items()
+    rows = len(output.shape.dims) + bool(output.shape.leading) > 1
+    read = any(name in dict(step.slots).values() for step in op.backward)
+    alone = names == given and not others and not read and not _quantizes(op)
+    return alone and rows and output.dtype is DType.IO
 
 
 def _gives_weight_gradient(op: OpSpec) -> bool:

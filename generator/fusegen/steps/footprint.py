@@ -126,7 +126,8 @@ def typical_sizes(plan: ModulePlan) -> Iterator[dict[str, int]]:
 
 def held(plan: ModulePlan) -> tuple[str, ...]:
     """Buffers that a forward makes for its backward and that are there until it runs."""
-    given = {argument.buffer for argument in plan.forward.arguments} | {*plan.outputs}
+    given = {argument.buffer for argument in plan.forward.arguments} | {*plan.results}
+    given -= {*plan.input_copies}  # which a call makes of a tensor, too
     return tuple(each.buffer for each in plan.saved if each.buffer not in given)
 
 

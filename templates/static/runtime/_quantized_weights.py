@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _parts
+from ._quantized_tensors import is_placeholder, placeholder
 from .reference import _quantize as quantized
 
 _HIGH = (torch.bfloat16, torch.float16, torch.float32)
-_KEPT = re.compile(r"(.*\.)?((input|weight|grad_output)_(amax_history|scale)|rng_state)")
+_KEPT = re.compile(r"(.*\.)?((input|weight|(grad_)?output)_(amax_history|scale)|rng_state)")
 """What recipes keep between steps, by the names that all modules have for it."""
 
 
@@ -73,13 +74,6 @@ class Held:
         return tuple(path for weight in self.weights for path in weight.copies.values())
 
 
-def placeholder(
-    shape: Sequence[int], device: torch.device | str | None, dtype: torch.dtype | None
-) -> Tensor:
-    """What stands in a weight's place: NaN of a shape that holds one element."""
-    return torch.full((), math.nan, device=device, dtype=dtype).expand(shape)
-
-
 def empty_weight(weight: Tensor) -> Tensor:
     """Memory for what a placeholder stands for."""
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -93,16 +87,12 @@ def _refuse_to_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is not None and _is_placeholder(parameter):
+            if parameter.grad is not None and is_placeholder(parameter):
                 raise RuntimeError(
                     f"{type(optimizer).__name__}: a parameter {[*parameter.shape]} has no memory "
                     "to step on: its weight is held quantised; hand the optimiser a master of it, "
                     "and `refresh_weights` the master after each step"
                 )
-
-
-def _is_placeholder(parameter: Tensor) -> bool:
-    return parameter.numel() > 1 and not any(parameter.stride())
 
 
 register_optimizer_step_pre_hook(_refuse_to_step)
@@ -114,7 +104,7 @@ def stand_in(cell: str, name: str, weight: Tensor) -> Tensor:
     Raises:
         RuntimeError: a wrapper or functional_call put another one there.
     """
-    if weight.numel() > 1 and not _is_placeholder(weight):
+    if weight.numel() > 1 and not is_placeholder(weight):
         raise RuntimeError(
             f"{cell}: {name}: expected the module's own parameter, which has no values, got "
             "another tensor, whose values would not be used; wrappers that make weights "
@@ -148,25 +138,6 @@ def given(cell: str, name: str, weight: Tensor, stands: Tensor) -> Tensor:
             f"{expected} device {stands.device}, as its copies, got {weight.device}; move it there"
         )
     return weight.to(stands.dtype)
-
-
-class _Cast(torch.autograd.Function):
-    @staticmethod
-    def forward(weight: Tensor, dtype: torch.dtype) -> Tensor:
-        return placeholder(weight.shape, weight.device, dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return grads[0].to(ctx.dtype), None
-
-
-def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """What autocast makes of a placeholder: one of another type, where `to` would allocate all."""
-    return weight if weight.dtype == dtype else _Cast.apply(weight, dtype)
 
 
 class QuantizedWeights(_parts.KeepsBuffers):

@@ -84,7 +84,7 @@ class AutogradText:
 
     @property
     def saves_results(self) -> bool:
-        """Whether the forward op also returns what is only kept."""
+        """Whether the forward op also returns what has no gradient."""
         return len(self.results) > len(self.incoming)
 
     @property
@@ -96,7 +96,7 @@ class AutogradText:
 def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> AutogradText:
     """How autograd calls the ops of a module, whose forward has these arguments."""
     given = {argument.name for argument in arguments}
-    known = given | {*plan.outputs}
+    known = given | {*plan.results}
     told = {a.flag: f"needs[{index}]" for index, a in enumerate(arguments) if a.flag}
     returning = plan.differentiated if plan.passed_on else plan.delayed
     read_flags = {*plan.backward.flags, *map(need, returning)}
@@ -125,6 +125,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         saved=plan.saved,
     )
     results = tuple(result.buffer for result in plan.forward.results)
+    given_back = len(dict.fromkeys((*plan.outputs, *plan.results)))
     carried = (*(name for name in read if name not in held), *later_groups, *words)
     kept = {*saved, *held, *carried, *scalars}
     kept |= {flag for result in plan.saved if _conditional(plan, result) for flag in result.when}
@@ -170,8 +171,8 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
         unpacked=(_only(kept, apply_arguments), _only(kept, results)),
         incoming=plan.incoming,
         alone=len(plan.incoming) == 1,
-        several=len(plan.outputs) if len(plan.outputs) > 1 else 0,
-        returns="tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor",
+        several=given_back if given_back > 1 else 0,
+        returns="tuple[Tensor, ...]" if given_back > 1 else "Tensor",
         needs=tuple(each for each in told.items() if each[0] in read_flags),
         saving_needs=tuple(each for each in told.items() if each[0] in untold),
         conditions=conditions.lines,
@@ -218,7 +219,7 @@ def _conditional(plan: ModulePlan, result: Result) -> bool:
     """Whether what is kept may be there without being asked for."""
     given = {argument.buffer for argument in plan.forward.arguments}
     always = {result.buffer for result in plan.forward.results if not result.when}
-    there = result.buffer in {*given, *always, *plan.outputs} or not plan.returns_none("forward")
+    there = result.buffer in {*given, *always, *plan.results} or not plan.returns_none("forward")
     return bool(result.when) and there
 
 

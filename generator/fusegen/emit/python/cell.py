@@ -10,6 +10,7 @@ from ...ir import dtypes
 from ...ir.buffers import Attribute
 from ...ir.dtypes import DType
 from ...ir.names import mark
+from ...ir.naming import QUANTIZE_INPUT
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument
 from ...ir.segments import Group
@@ -23,6 +24,12 @@ from .choice import ChoiceText
 from .directions import DirectionText, direction_texts, groups_of
 from .flops import flops_texts
 from .main_grads import MainGradText, main_grad_call, main_grad_texts
+from .quantized_tensors import (
+    QuantizedInputText,
+    QuantizedOutputText,
+    quantized_input_text,
+    quantized_output_text,
+)
 from .refresh import RefreshText, refresh_text
 from .states import (
     RecordText,
@@ -37,6 +44,7 @@ from .words import (
     AttributeText,
     ProgramText,
     TensorText,
+    WidenedText,
     attribute_text,
     pieces,
     program_text,
@@ -109,14 +117,6 @@ class DrawnText:
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedText:
-    """An input that a module takes in narrower types, too, and the type that its op has it in."""
-
-    name: str
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class CellContext:
     """Everything ``<cell>.py`` states.
 
@@ -136,6 +136,9 @@ class CellContext:
         transient: paths of those that no state dict has.
         records: statistics of each copy.
         record_tensors: those of the states that they lie in.
+        quantized_input: the function that makes copies of the first input, where calls may have
+            these in its place.
+        quantized_output: how copies are given in the place of the output.
         refresh: the function that quantises the weights, where they are kept so.
         wgrad: the function that gives gradients of weights later, where they are delayed.
         keyword_only: whether the function has keywords besides its tensors.
@@ -145,7 +148,8 @@ class CellContext:
         first: the argument that gives device and dtype.
         first_is_own_type: whether that dtype is one of the module's own.
         without_memory: names of arguments that stand for quantised copies.
-        own_type: others of the module's own type, which autocast decides where it is on.
+        own_type: others of the module's own type, which autocast decides where it is on; not the
+            first input where calls may have its copies.
         programs: every op.
         directions: functions of those directions that are more than one op.
         differentiable: arguments that can have a gradient.
@@ -163,6 +167,10 @@ class CellContext:
         uses_nn: whether it names ``nn``.
         lookups: what a call looks up first, since it needs it more than once.
         call_arguments: how the module calls the function.
+        keeps_tensors: whether it has parameters or states.
+        has_constructor: whether it has these, or keywords.
+        gives_or_takes_copies: whether it gives its output, or takes its first input, quantised.
+        uses_placeholders: whether a tensor without memory stands for another one.
         representation: body of the f-string of ``extra_repr``, cut into pieces.
         description: what ``describe()`` returns, line by line.
         choice: the bundles that calls may go to, in a fat bundle.
@@ -192,6 +200,8 @@ class CellContext:
     transient: tuple[str, ...]
     records: tuple[RecordText, ...]
     record_tensors: tuple[str, ...]
+    quantized_input: QuantizedInputText | None
+    quantized_output: QuantizedOutputText | None
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
@@ -225,6 +235,10 @@ class CellContext:
     call_arguments: tuple[str, ...]
     representation: tuple[str, ...]
     has_bias: bool
+    keeps_tensors: bool
+    has_constructor: bool
+    uses_placeholders: bool
+    gives_or_takes_copies: bool
     uses_math: bool
     description: tuple[str, ...]
     choice: ChoiceText | None = None
@@ -319,8 +333,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
     )
     keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
     has_bias = any(plan.buffer(parameter.buffer).optional for parameter in plan.parameters)
-    left_out = (*plan.drawn, *plan.optional_inputs)
+    representation = _representation(plan, keywords, has_bias)
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
+    copied = plan.inputs[:1] if plan.input_copies else ()
     rest = ("*_",) if autograd.saves_results else ()
     outputs = tuple(tensor_text(plan, Argument(n, False)) for n in plan.outputs)
     return CellContext(
@@ -334,13 +349,11 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         function_name=plan.module,
         autograd=autograd,
         inputs=tuple(by_name[name] for name in plan.inputs),
-        called_with=tuple(
-            f"{name}: Tensor{' | None = None' if name in left_out else ''}" for name in plan.inputs
-        ),
+        called_with=tuple(_called_with(plan, name) for name in plan.inputs),
         widened=widened_texts(plan),
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
-        arguments=tuple(by_name[name] for name in plan.arguments),
+        arguments=tuple(_or_copies(plan, by_name[name]) for name in plan.called_with),
         given_tensors=tuple(_given(plan, name) for name in plan.inputs),
         given_inputs=_refused(plan),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
@@ -350,20 +363,22 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         transient=tuple(state.path for state in states if state.transient),
         records=tuple(record_texts(plan)),
         record_tensors=plan.record_tensors,
+        quantized_input=quantized_input_text(plan, states, widened_texts(plan)),
+        quantized_output=quantized_output_text(plan),
         refresh=refresh_text(plan, states),
         wgrad=wgrad_text(plan),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
         process_groups=plan.process_groups,
         called_groups=called_groups,
-        take_outputs=", ".join((*plan.outputs, *rest)) + " =",
+        take_outputs=", ".join((*plan.results, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),
         first=plan.inputs[0],
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         own_type=tuple(
             by_name[name]
-            for name in plan.arguments
-            if plan.buffer(name).dtype is DType.IO and name not in without_memory
+            for name in plan.called_with
+            if plan.buffer(name).dtype is DType.IO and name not in (*without_memory, *copied)
         ),
         without_memory=without_memory,
         programs=programs,
@@ -371,8 +386,10 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         forward=program_text(plan, plan.forward),
         backward=program_text(plan, plan.backward),
         about_outputs=_about_outputs(plan, outputs),
-        returned=", ".join(plan.outputs),
-        returns=return_annotation(each.annotation for each in outputs),
+        returned=", ".join(dict.fromkeys((*plan.outputs, *plan.results))),
+        returns="QuantizedTensor"
+        if plan.output_copies
+        else return_annotation(each.annotation for each in outputs),
         parameters=parameters,
         base=base,
         tensors=tensors.get("", ()),
@@ -385,8 +402,12 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keywords=keywords,
         lookups=lookups,
         call_arguments=call_arguments,
-        representation=_representation(plan, keywords, has_bias),
+        representation=representation,
         has_bias=has_bias,
+        keeps_tensors=bool(parameters or states),
+        has_constructor=bool(parameters or states or representation),
+        gives_or_takes_copies=bool(plan.input_copies or plan.output_copies),
+        uses_placeholders=bool(plan.input_copies or plan.output_copies or plan.quantized),
         uses_math=uses_math(
             (
                 *(line for p in programs for line in p.fake_dims),
@@ -396,6 +417,21 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         ),
         description=tuple(map(docstring, description)),
     )
+
+
+def _or_copies(plan: ModulePlan, argument: TensorText) -> TensorText:
+    """An argument of the function, of which calls may have copies."""
+    if not plan.input_copies or argument.name != plan.inputs[0]:
+        return argument
+    about = f"{argument.about}; or its copies, of `{QUANTIZE_INPUT}`"
+    return replace(argument, annotation=f"{argument.annotation} | QuantizedTensor", about=about)
+
+
+def _called_with(plan: ModulePlan, name: str) -> str:
+    """An input as the class's forward takes it."""
+    copies = " | QuantizedTensor" if plan.input_copies and name == plan.inputs[0] else ""
+    absent = " | None = None" if name in (*plan.drawn, *plan.optional_inputs) else ""
+    return f"{name}: Tensor{copies}{absent}"
 
 
 def _given(plan: ModulePlan, name: str) -> str:
@@ -498,7 +534,7 @@ def _call(
             source = f'_delayed.own("{plan.cell}", "{paths[name]}", {source})'
         return source
 
-    return tuple(lookups), (*map(tensor, plan.arguments), *states, *scalars)
+    return tuple(lookups), (*map(tensor, plan.called_with), *states, *scalars)
 
 
 def _scalar_of(attribute: Attribute, *, trains: bool) -> str:

@@ -89,6 +89,9 @@ def _summary(plan: ModulePlan) -> Iterator[str]:
     if not views and (kinds := undivided(plan)):
         yield f"None: {', '.join(kinds)} cannot be split along any dimension."
         return
+    if not views and plan.output_copies:
+        yield "None: what stands in the place of an output that is quantised is no shard of it."
+        return
     if not views:
         yield "None: scales span whole tensors, or state is kept between calls."
         return

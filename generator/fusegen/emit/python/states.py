@@ -173,8 +173,9 @@ def state_sources(
 
 
 def called_states(plan: ModulePlan) -> tuple[str, ...]:
-    """Tensors of state that the function takes, for its forward or its backward."""
-    taken = {a.buffer for p in (plan.forward, plan.backward) for a in p.arguments}
+    """Tensors of state that the function takes, for any of the ops that it calls."""
+    programs = (plan.forward, plan.backward, plan.quantize_input)
+    taken = {a.buffer for program in programs if program for a in program.arguments}
     return tuple(name for name in plan.kept if name in taken)
 
 

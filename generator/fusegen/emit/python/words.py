@@ -73,6 +73,14 @@ class AttributeText:
 
 
 @dataclass(frozen=True, slots=True)
+class WidenedText:
+    """An input that a module takes in narrower types, too, and the type that its op has it in."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultText:
     """A result of an op.
 

@@ -302,7 +302,11 @@ def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
     flat = plan.buffer(copy.original).shape.fixed()
     if copy.role is not Role.WEIGHT:
         flat = Shape(None, (product(flat.dims[:-1]), flat.dims[-1]))
-    shape = ", ".join(to_code(dim) for dim in flat.dims)
+    return operand_of(plan, copy, tuple(to_code(dim) for dim in flat.dims))
+
+
+def operand_of(plan: ModulePlan, copy: Copy, sizes: tuple[str, ...]) -> str:
+    """A copy put together from its buffers, of a tensor whose sizes have these sources."""
     columnwise = copy.orientation is Orientation.COLUMNWISE
     spec = dict(plan.quantizations)[copy.role]
     data, scale = (
@@ -310,9 +314,8 @@ def _saved_copy(plan: ModulePlan, copy: Copy) -> str:
         for buffer, dtype in ((copy.data, spec.format), (copy.scale, spec.scale.dtype))
     )
     if plan.token_major(copy):
-        tokens = to_code(flat.dims[0])
-        scale = f"quantized.row_major({scale}, {tokens}, {copy.groups}, align=LAYOUT.align)"
-    words = [data, scale, copy.role.value.upper(), f"({shape})"]
+        scale = f"quantized.row_major({scale}, {sizes[0]}, {copy.groups}, align=LAYOUT.align)"
+    words = [data, scale, copy.role.value.upper(), f"({', '.join(sizes)})"]
     words += [f"amax={copy.amax}"] if copy.amax else []
     return f"quantized.Operand({', '.join(words)}, columnwise={columnwise}, layout=LAYOUT)"
 

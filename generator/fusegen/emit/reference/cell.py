@@ -15,7 +15,7 @@ from ...ir.quantization import Extent
 from ...ir.shapes import to_code
 from ...ir.step import Result
 from ...options import scopes_of
-from ...steps import definition, is_printed
+from ...steps import definition, is_printed, quantizes
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -29,7 +29,7 @@ from ..python.words import (
     uses_math,
 )
 from ..text.escape import docstring
-from .calls import StepText, part_of, step_text, stored, texts_of, writer_of
+from .calls import StepText, operand_of, part_of, step_text, stored, texts_of, writer_of
 from .pointwise import PointwiseText, pointwise_text
 
 
@@ -95,6 +95,16 @@ class ExactText:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedText:
+    """What copies of an output stand for: parameters, the copy put together, and its groups."""
+
+    parameters: tuple[str, ...]
+    first: str
+    operand: str
+    groups: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceContext:
     """Everything ``reference/<cell>.py`` states.
 
@@ -103,6 +113,7 @@ class ReferenceContext:
         modules: that functions of steps stand in, besides those that the template names.
         programs: every op's.
         exact: the forward without quantisation, where it differs.
+        decoded: what the copies stand for that the module gives in the place of its output.
         scopes: modules of what each step runs in.
     """
 
@@ -113,6 +124,7 @@ class ReferenceContext:
     pointwise: tuple[PointwiseText, ...]
     programs: tuple[CheckedProgram, ...]
     exact: ExactText | None
+    decoded: DecodedText | None
     uses_math: bool
     uses_torch: bool
     uses_steps: bool
@@ -144,13 +156,30 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
         pointwise=pointwise,
         programs=programs,
         exact=exact,
-        uses_math=uses_math(dims),
+        decoded=_decoded_text(plan),
+        uses_math=uses_math(dims) or bool(plan.output_copies),
         uses_torch=any("torch." in line for line in lines),
         uses_steps=any("steps." in call for call in calls)
         or any(p.absent or "steps." in "".join((*p.parameters, *p.states)) for p in programs),
         scopes=tuple(scope.python for scope in scopes_of(plan.options)),
         uses_statistics=bool(plan.records),
         modules=_modules(plan),
+    )
+
+
+def _decoded_text(plan: ModulePlan) -> DecodedText | None:
+    copies = (copy for step in plan.steps if quantizes(step) for copy in step.copies)
+    rowwise = next((copy for copy in copies if copy.data in plan.output_copies), None)
+    if rowwise is None:
+        return None
+    (output,) = plan.outputs
+    names = (output, *rowwise.buffers, *([rowwise.groups] if rowwise.groups else []))
+    sizes = (f"math.prod({output}.shape[:-1])", f"{output}.shape[-1]")
+    return DecodedText(
+        parameters=tuple(f"{name}: Tensor" for name in names),
+        first=output,
+        operand=operand_of(plan, rowwise, sizes),
+        groups=f", group_sizes={rowwise.groups}" if rowwise.groups else "",
     )
 
 
@@ -167,7 +196,9 @@ def _modules(plan: ModulePlan) -> tuple[str, ...]:
 
 def _exact_text(plan: ModulePlan) -> ExactText:
     printed = program_text(plan, plan.forward)
-    given = (each for each in printed.arguments if each.name not in plan.kept)
+    given = (
+        each for each in printed.arguments if each.name not in (*plan.kept, *plan.input_copies)
+    )
     tensors = (f"{each.name}: {each.annotation}" for each in given)
     scalars = (f"{each.name}: {each.annotation}" for each in printed.attributes)
     spelled = Conditions()

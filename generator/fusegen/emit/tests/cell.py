@@ -17,11 +17,11 @@ from ...ir.program import CheckKind, Program
 from ...ir.shapes import Expr, Sym, evaluate, product, to_code, to_python
 from ...ir.step import PointwiseOperand, Step
 from ...steps import cancels, decodes, definition, is_gemm, observes, sums_rows
-from ..python.cell import WidenedText, widened_texts
+from ..python.cell import widened_texts
 from ..python.flops import step_flops
 from ..python.main_grads import adds
 from ..python.states import called_states
-from ..python.words import op_name, pieces
+from ..python.words import WidenedText, op_name, pieces
 
 _ROWS, _GROUPS = 96, 4
 _LEADING = 3
@@ -76,6 +76,15 @@ class TestContext:
         widened: inputs that the module takes in narrower types, too.
         first_is_own_type: whether the first input is of one of the module's own types.
         outputs_call: what gives them one by one.
+        direct_call: what a function that calls the module's is called, where there is one.
+        returns: its return annotation.
+        quantize_arguments: what copies of the first input are made of; empty where calls take
+            none.
+        quantized_tensors: those of them that are inputs.
+        quantizes_columnwise: whether a columnwise copy is made only where it is asked for.
+        decode_groups: name of the groups of its output's rows; empty where there are none.
+        gives_copies: whether the module gives copies of its output, of which most tests see what
+            they stand for.
         per_group: paths of parameters that each group has one of; empty where there are none.
         per_group_arguments: what the function calls them all.
     """
@@ -92,6 +101,8 @@ class TestContext:
     widened: tuple[WidenedText, ...]
     first_is_own_type: bool
     outputs_call: str
+    direct_call: str
+    returns: str
     function_name: str
     class_name: str
     first: str
@@ -128,6 +139,11 @@ class TestContext:
     caches: str
     reads_caches_again: bool
     quantized: str
+    quantize_arguments: str
+    quantized_tensors: str
+    quantizes_columnwise: bool
+    decode_groups: str
+    gives_copies: bool
     per_group: str
     per_group_arguments: str
     copied_parameters: str
@@ -184,7 +200,7 @@ def sizes_of(plan: ModulePlan) -> dict[str, int]:
 
 def _counted(plan: ModulePlan) -> tuple[str, ...]:
     """Sizes that integers have and no row of 16 bits is long: of choices, of experts."""
-    own = [plan.buffer(name) for name in plan.arguments]
+    own = [plan.buffer(name) for name in plan.called_with]
     rows = {str(each.shape.flat[-1]) for each in own if each.dtype is DType.IO}
     numbers = (each for each in own if each.dtype in (DType.INT32, DType.INT64))
     found = dict.fromkeys(s for each in numbers for s in map(str, each.shape.dims))
@@ -203,17 +219,21 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
     moving = [name for name in called if name not in (*plan.caches, *plan.record_tensors)]
     per_group = [p for p in plan.parameters if p.per_group]
     left_out = [*plan.drawn, *plan.optional_inputs]
+    copies = bool(plan.output_copies)
+    quantize = plan.quantize_input
     refreshed = [a.buffer for a in plan.refresh.arguments] if plan.refresh else []
     return TestContext(
         cell=plan.cell,
-        call="call" if plan.wgrad or several else f"module.{plan.module}",
-        layer="Layer" if several else f"module.{plan.class_name}",
+        call="call" if plan.wgrad or several or copies else f"module.{plan.module}",
+        layer="Layer" if several or copies else f"module.{plan.class_name}",
         several=several,
         integers=plan.differentiable_outputs if plan.differentiable_outputs < several else 0,
         numbers=any(not plan.buffer(name).shape.flat for name in plan.outputs),
         widened=widened_texts(plan),
         first_is_own_type=plan.buffer(plan.inputs[0]).dtype is DType.IO,
         flops=step_flops(plan, {**sizes, str(plan.token_axis): tokens}),
+        direct_call="outputs" if several or copies else "call",
+        returns=_returns(plan),
         outputs_call="outputs" if plan.wgrad else f"module.{plan.module}",
         function_name=plan.module,
         class_name=plan.class_name,
@@ -260,6 +280,13 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         reduces=bool(plan.process_groups),
         caches=_tuple(list(plan.caches)) if plan.caches else "",
         quantized=_tuple([p.path for p in plan.quantized]) if plan.quantized else "",
+        quantize_arguments=_tuple([a.buffer for a in quantize.arguments]) if quantize else "",
+        quantized_tensors=_tuple(
+            [a.buffer for a in quantize.arguments if a.buffer in plan.inputs] if quantize else []
+        ),
+        decode_groups=_decode_groups(plan),
+        gives_copies=bool(plan.output_copies),
+        quantizes_columnwise=any(r.when for r in (quantize.results if quantize else ())),
         per_group=_tuple([p.path for p in per_group]) if per_group else "",
         per_group_arguments=_tuple([p.buffer for p in per_group]),
         reads_caches_again=any(a.buffer in plan.caches for a in plan.backward.arguments),
@@ -290,6 +317,18 @@ def _copied_parameters(plan: ModulePlan) -> str:
         return "layer.parameters()"
     paths = _tuple([p.path for p in required if p.buffer in read])
     return f"map(layer.get_parameter, {paths})"
+
+
+def _returns(plan: ModulePlan) -> str:
+    if plan.output_copies:
+        return "module.QuantizedTensor"
+    return "tuple[Tensor, ...]" if len(plan.outputs) > 1 else "Tensor"
+
+
+def _decode_groups(plan: ModulePlan) -> str:
+    made = (copy for step in plan.forward.unmerged.steps for copy in step.copies)
+    groups = next((copy.groups for copy in made if copy.data in plan.output_copies), None)
+    return groups or ""
 
 
 def _ops(plan: ModulePlan, many_archs: bool) -> str:
@@ -361,13 +400,15 @@ def _tolerances(plan: ModulePlan, wanted: list[str]) -> dict[str, float]:
 
 
 def _tolerance(plan: ModulePlan, name: str) -> float:
-    """A chain rounds between its steps; one alone rounds once, and an fp32 result not at all.
+    """A chain rounds between its steps; one alone, that reads no copies, rounds once, and an fp32
+    result not at all.
 
     Errors are independent, so their squares add up.  `end_to_end` is that of an expert MLP, to
     whose gradients five contribute.
     """
     buffer = plan.buffer(name if name in plan.outputs else dict(plan.gradients)[name])
-    if len(plan.forward.unmerged.steps) > 1:
+    steps = plan.forward.unmerged.steps
+    if len(steps) > 1 or any(step.copies for step in steps):
         growth = max(1.0, error_counts(plan).get(buffer.name, 0.0) / _ERRORS_OF_EXPERTS)
         return float(f"{plan.tolerance.end_to_end * math.sqrt(growth):.3g}")
     return plan.tolerance.float32 if buffer.dtype is DType.FLOAT32 else plan.tolerance.gemm
@@ -405,7 +446,7 @@ def error_counts(plan: ModulePlan) -> dict[str, float]:
 
 
 def _symbols(plan: ModulePlan) -> list[str]:
-    used = {s for name in plan.arguments for s in plan.buffer(name).shape.symbols()}
+    used = {s for name in plan.called_with for s in plan.buffer(name).shape.symbols()}
     return [dim.symbol for dim in plan.dims if dim.symbol in used]
 
 
@@ -435,7 +476,7 @@ def _input_lines(plan: ModulePlan) -> Iterator[str]:
         dims = ", ".join(to_python(dim) for dim in plan.buffer(name).shape.dims)
         dtype = ", dtype=dtype" if plan.buffer(name).dtype is DType.IO else ""
         yield f'"{name}": torch.zeros({dims}, device=device{dtype}),'
-    for seed, name in enumerate(plan.arguments, 1):
+    for seed, name in enumerate(plan.called_with, 1):
         buffer = plan.buffer(name)
         if name == plan.groups:
             default = f"support.split_cases({plan.group_axis}, {plan.token_axis})[0]"
@@ -460,7 +501,7 @@ def _integers(plan: ModulePlan, buffer: Buffer, seed: int) -> str:
     }
     maps = {name: other for step, kind in kinds for name, other in _pairs(step, kind.inverse)}
     counts = {name: other for step, kind in kinds for name, other in _pairs(step, kind.counted)}
-    seeds = {name: number for number, name in enumerate(plan.arguments, 1)}
+    seeds = {name: number for number, name in enumerate(plan.called_with, 1)}
 
     def places(name: str) -> str:
         return f"support.places({_dims(plan.buffer(name))}, {seeds[name]})"
@@ -540,7 +581,7 @@ def _constructor(plan: ModulePlan, sizes: dict[str, int], device: str = "device"
     parts = [f"{dim.keyword}={sizes[dim.symbol]}" for dim in plan.dims if dim.constructor]
     if any(plan.buffer(p.buffer).optional for p in plan.parameters):
         parts.append("bias=True")
-    if plan.parameters:
+    if plan.parameters or plan.states:
         parts.append(f"device={device}")
     return ", ".join(parts)
 
@@ -550,7 +591,7 @@ def _refusals(plan: ModulePlan, sizes: dict[str, int]) -> Iterator[Refusal]:
     first = plan.inputs[0]
     for check in plan.forward.checks:
         name = check.tensor
-        if name in plan.caches:  # PyTorch makes no bad ones from tensors of these formats
+        if name in (*plan.caches, *plan.input_copies):  # nor are bad ones made of these formats
             continue
         match check.kind:
             case CheckKind.IO_DTYPE:

@@ -153,7 +153,9 @@ def _place(plan: ModulePlan, name: str) -> str:
         return place
     if name in plan.inputs:
         return "input"
-    if name in plan.outputs:
+    if name in plan.input_copies:
+        return "copy of the input"
+    if name in plan.results:
         return "output"
     if name in plan.left_for_wgrad:
         return "kept for the wgrad"
