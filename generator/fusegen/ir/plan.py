@@ -275,6 +275,11 @@ class ModulePlan:
         """What the forward gives its caller: the outputs, or the copies of one."""
         return self.output_copies or self.outputs
 
+    def copies_in(self, buffers: tuple[str, ...]) -> tuple[Copy, ...]:
+        """The copies that lie in some of its buffers, in the order of these."""
+        copies = {copy.data: copy for step in self.unmerged.steps for copy in step.copies}
+        return tuple(copies[name] for name in buffers if name in copies)
+
     @property
     def differentiated(self) -> tuple[str, ...]:
         """Arguments that have a gradient."""

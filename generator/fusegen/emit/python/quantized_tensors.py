@@ -14,7 +14,6 @@ from ...ir.plan import ModulePlan
 from ...ir.quantization import Orientation, Role
 from ...ir.shapes import symbols
 from ...ir.step import Copy
-from ...steps import quantizes
 from .conditions import any_of
 from .states import StateText
 from .words import (
@@ -120,11 +119,7 @@ def quantized_output_text(plan: ModulePlan) -> QuantizedOutputText | None:
         return None
     (output,) = plan.outputs
     forward = plan.forward
-    copies = next(
-        step.copies
-        for step in forward.unmerged.steps
-        if quantizes(step) and step.copies[0].data in plan.output_copies
-    )
+    copies = plan.copies_in(plan.output_copies)
     shape = plan.buffer(output).shape
     used = {name for dim in shape.dims for name in symbols(dim)}
     first = plan.own_type_argument(forward)
@@ -152,7 +147,7 @@ def quantized_input_text(
     if program is None:
         return None
     printed = program_text(plan, program)
-    copies = next(step.copies for step in program.unmerged.steps if quantizes(step))
+    copies = plan.copies_in(plan.input_copies)
     asks = next((f for f in program.flags if plain(f) == Orientation.COLUMNWISE.value), "")
     absent = asks if asks and not program.returns_none else ""
     texts = tuple(text for copy in copies for text in _copy_texts(plan, copy, absent))

@@ -15,7 +15,7 @@ from ...ir.quantization import Extent
 from ...ir.shapes import to_code
 from ...ir.step import Result
 from ...options import scopes_of
-from ...steps import definition, is_printed, quantizes
+from ...steps import definition, is_printed
 from ..python.conditions import Conditions, named_conditions
 from ..python.states import state_sources
 from ..python.words import (
@@ -168,10 +168,9 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
 
 
 def _decoded_text(plan: ModulePlan) -> DecodedText | None:
-    copies = (copy for step in plan.steps if quantizes(step) for copy in step.copies)
-    rowwise = next((copy for copy in copies if copy.data in plan.output_copies), None)
-    if rowwise is None:
+    if not plan.output_copies:
         return None
+    rowwise, *_ = plan.copies_in(plan.output_copies)
     (output,) = plan.outputs
     names = (output, *rowwise.buffers, *([rowwise.groups] if rowwise.groups else []))
     sizes = (f"math.prod({output}.shape[:-1])", f"{output}.shape[-1]")

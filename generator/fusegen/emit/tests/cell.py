@@ -326,9 +326,7 @@ def _returns(plan: ModulePlan) -> str:
 
 
 def _decode_groups(plan: ModulePlan) -> str:
-    made = (copy for step in plan.forward.unmerged.steps for copy in step.copies)
-    groups = next((copy.groups for copy in made if copy.data in plan.output_copies), None)
-    return groups or ""
+    return next((copy.groups or "" for copy in plan.copies_in(plan.output_copies)), "")
 
 
 def _ops(plan: ModulePlan, many_archs: bool) -> str:
