@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b6e20d3766bfe9b5
+# checksum sha256:2e421724d9ad6fb2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "815a17c89fd90f21d1e67bb1a779c278b39abce146e93a8cd37c4990a6033cdc"
+DIGEST = "ad3d3eca3812f595992cbf4278849268a77128baf8357c858c917e116e803474"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2f3ecfcdfd9f8300
+# checksum sha256:eb51e53e5c69290e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ed402ac0e303f58490357454db2dea58813571b94be9dac5bb3297f6c9037f8f"
+DIGEST = "47f628b582672b9929954f19e031860a2df6e62bc3042b688adeab077b737a08"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:91ae293142de3b50
+# checksum sha256:ea3a635a6a77bfb1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "e06539b9bd828838da3dc3c8e59e1236c7779bb4fad1224586f1cd6f7a44ed88"
+DIGEST = "4ba7241f1635ab73decf08fa2022cc7ef1d7ab60f61af0560bec6e7a117d488f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:12f7d9cc9b3c800a
+# checksum sha256:b8f651b05780a203
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "e66d5b77a2352947eca7a3a6d04259949612abc2d348b3c5caee2a4f0f5b7dbc"
+DIGEST = "88ae04a35c3d788c7d0bafd372ddb8192d5c6b3efa8e24e11c6f980b0566c074"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2563be4a57c52c96
+# checksum sha256:56fada1a9d2ef1b7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "0b351cffcf05283c2c244e68e5f26fb657108584d842e3d56d6321f70e3ec2b9"
+DIGEST = "60216ce3b04ffc58856fb369a00ed789bca4fc5db8de16772a94a3ea2a409751"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

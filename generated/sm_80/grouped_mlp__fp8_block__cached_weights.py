@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9b76f8d2d94f7fac
+# checksum sha256:0d8312753809903d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "49b9d1728f3aca795d943f555467c78581ac053814f1d0c658874fe427b02094"
+DIGEST = "6ecc914f028f7c4cb9ac8484c3e535e4f0045008a33d9931a86339db58a98c96"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

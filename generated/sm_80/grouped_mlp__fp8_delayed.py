@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5f9da904c7a9e655
+# checksum sha256:3137c64891c59b0f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "5f576471db38d8a7442d7f7d202d4644f1045225b380549eed7f5d8894069b6c"
+DIGEST = "7b0142a9773edb1e11c9497b05b5eb7f6dce3d966de085cfe65867d9f324b908"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

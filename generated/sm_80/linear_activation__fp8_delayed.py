@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:14a28af76a0eee6d
+# checksum sha256:23dd3c87986c4751
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "ae70ceccfc810286bc9f9bc29864b3a9c765a61ab82dc646cb3905c1b92bca15"
+DIGEST = "040800b49669234a96424e76bd54913752aee25fd3b53df186ef47d68d231897"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

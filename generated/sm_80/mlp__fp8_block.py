@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7aaf7867401b6ad1
+# checksum sha256:7f0611a8c421bd2e
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "328481f512488da95b64847bf7759297d96ad0bbcaefebca3a48df69f795e015"
+DIGEST = "eddf6458e40765716c8feff17ae7f9782515791aade5714b402c99924426f141"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:260649e4f2291050
+# checksum sha256:450d0225ba8a4bd3
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "955bfaa2f171481887adfb0655da3d7a8dbb9b0f578586b49f0be484da28e570"
+DIGEST = "f1632c1b7392a7ea8e4844105c6218154fe894776dd1eb818098b5e10d19f8a1"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

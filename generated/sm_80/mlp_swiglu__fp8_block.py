@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:093f1a5c284356c5
+# checksum sha256:464b64133e7e6c9f
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "ac2b54df78788e8675ca9906fd616614014682498a1a274f71557f42eef984db"
+DIGEST = "1c61aa4066f0d27e85391a5936232281cf067252e43c783b73818fbde90accea"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

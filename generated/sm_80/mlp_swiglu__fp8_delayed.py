@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3b1ea23f0eef2115
+# checksum sha256:db13ba591af90248
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "0e0774cb88f07497721316e70447778bbe628aa495e74abb2f1c5252fb0f0dfb"
+DIGEST = "c19b3e5672e633279aa462afe9b3d026ff597476546962c39e650a74a42cfc29"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28c65bd0a3875b18
+# checksum sha256:e6345e264bc86e1b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "a02742e9688028f0a43a79bc2309b791928161cb944fbffd8b989542150b49ab"
+DIGEST = "916a638229c8754cdd9eaf0925c818178f0d048536482fd3011e9966c8c4bf81"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

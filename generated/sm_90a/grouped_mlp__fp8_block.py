@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:cc5d42404c405565
+# checksum sha256:a832911a4391377f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "7554c387a3ef9492a4de21833ab06d6357d3ebafcbb8282374dcc9be429a7611"
+DIGEST = "f685a736e303c39497fcf7c092c45652cf28337191e7aaa5718307cf4d5825c6"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:15e39bd46f8eeda8
+# checksum sha256:1f0f34a434523378
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "fbbc79f8d11a182f5d222002f7d3d4614ac42ca3a402c410d05bb75f936b25c2"
+DIGEST = "e459532bb96adc9fc843d65fc50ae4b0776eccb025a607a89022516bad1b4912"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:17d01b6e502d9a9a
+# checksum sha256:9901b56864e59acf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "b085230c5f01b764bc0ad4554e884a6ecb4833f77c86dc63d25be82b482061fe"
+DIGEST = "32b236f504a42285bef51908cb40b591847c3d738d5f56bac3d9af3a35e0d0b4"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

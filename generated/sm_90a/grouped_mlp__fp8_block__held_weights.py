@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ab152ad3f0f39b97
+# checksum sha256:4290ea60ec7494e8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "54ca0e927c6cffce396efbd7be77a8d65336bec92979dfff601bbce9de2804da"
+DIGEST = "f005cff1aead53b436decdb725501bbab6f6a1ff2fd84c82d61c183fe0bf8b35"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cfea160791362577
+# checksum sha256:9a981dd53f4ef1ef
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "709b78a19d431d29e2ebb7187e42018cd8526bc8c504995303eee86c772b09e6"
+DIGEST = "d72061c36f5a49997c9e15093044f54e1b0e544e1c573c5f6e04e28271f73ba0"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b23a0a3983bb47b5
+# checksum sha256:4e4c51ed39ecb804
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "220ae08ce871932573726840d2b86d7df2d0bdace41ee03da6f53e04f06ffcdf"
+DIGEST = "3bddcd5cd7fc223258680fdf497c200e3eb19da0d2314d95062b890976aaa77c"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

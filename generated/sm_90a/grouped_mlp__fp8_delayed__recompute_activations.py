@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dad4e32c541a1e3a
+# checksum sha256:b87fda2fa70d290a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "1ae5a58cb8a58b28c144d28cdf66106474868aa0fc5ce15e3e46474d5943c125"
+DIGEST = "07e7f3a5cd85e67ab80af96e969bf20d4522508d5d1a6b0f7ed6e8ea99fa1444"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

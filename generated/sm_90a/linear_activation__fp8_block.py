@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ef5578378e58409c
+# checksum sha256:de8a1914202272e0
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "9628c64be28636c627f31d1cd7b11d02ccc991f585db0ae289a2e51ad83a3ef9"
+DIGEST = "3e7ac39765c52678eb5ce65a1d320d590d8a15aaa28a835b8d835e75b1f2a2d6"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4ddd3bd6efe0cafa
+# checksum sha256:1d3ecfbd36912e72
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "6802c41ced0df18596e1556bdd3632cb0b148d13fafe17cfd050798d5adc68c6"
+DIGEST = "b315ec56cb5b6c0a444b9a17be4918e5e41a0e8b8111081b80711b4f46849901"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

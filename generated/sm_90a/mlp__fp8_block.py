@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7e0251eabfa8e7fc
+# checksum sha256:9002488b506897c1
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "611a41f3acb84d80431921aff2b050b005c440976b889dc493cd98eff974a0c9"
+DIGEST = "fb38af095bb982cf71b77620d5a0507a6426fea2eb0aff41591dcb08131c7691"
 _library.join("mlp__fp8_block", DIGEST)
 
 

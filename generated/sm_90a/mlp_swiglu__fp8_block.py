@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9b72816357dc41c9
+# checksum sha256:1db6b3fbe3dfd130
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "8adb56019483464d73b7578ae896f6b5740e4d7852c06d4ad7a3ac523dee1eaf"
+DIGEST = "b5466cc5282d347bd0b5bcd99e8f4d997557ea2b963436d751773dc3442562df"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:267a8814128f04fe
+# checksum sha256:635cd6a4bd8bd3cf
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "d78185510ab40b3cc44ac8224567206017e575b1cf4e933be332eadc8d7c3ca4"
+DIGEST = "48adb12cac78ed983168c006ef52e82308bc9bfb3c9f2a0e66bbca868fd40938"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

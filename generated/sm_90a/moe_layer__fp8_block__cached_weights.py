@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4f1e6def59672b78
+# checksum sha256:18b7e7b2aeab370a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "a4aaa8f553e9068c7d82c325307d083b6b27eedf4c252e7772042d0140d1588c"
+DIGEST = "ddc877cad949c90c036c3612a9c64e015a35f9f3243fe5c13138c7d4b3a195a9"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

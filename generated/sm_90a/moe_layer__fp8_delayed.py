@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0722e8f10f51770b
+# checksum sha256:8a3436c2443f709d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "62521b3e97ba6cfa0a8aa4910683674ecbedaaca9e42ec84e720f6fda9320b1e"
+DIGEST = "0f80c142318f741ac30b610b9b212e61c54768aabc75d856d990051bd12c971d"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:62c9224e9fb15299
+# checksum sha256:4f5234d4342f5ba5
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "c109c9662efaa3ed94db01c3f620ff2344ded423b0c14c47b196e35e776b78f9"
+DIGEST = "d6702126e4ba8f3826d4fae1ad5b65772553ff32d127bdaed3b31ec87f747bd4"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

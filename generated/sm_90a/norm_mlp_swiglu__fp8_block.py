@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ac021dfc8a33f5c2
+# checksum sha256:a575467af2fe9941
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "456a5c0cf7765b91b86b7293a7406b3e9273e7109e7546e15d4be36d6cafc3f7"
+DIGEST = "2d2cb9cf40b9485caf847f61373852ef477e6b01a98b445b13ff2e20e5087af7"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

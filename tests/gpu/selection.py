@@ -38,7 +38,7 @@ _MMA_GEMM = re.compile(
 _TCGEN05_GEMM = re.compile(
     r"ragged_(?:fp8_|decoded_|scaled_)?tcgen05_gemm<\(fusegen::Gemm\)(\d), "
     r"(?:__nv_fp[84]_\w+, __nv_fp[84]_\w+, )?(\w+), (?:\(fusegen::Fp8Scaling\)\d, )?"
-    r"fusegen::Tcgen05Config<(\d+), (\d+), (\d+), (\d+)"
+    r"fusegen::Tcgen05Config<(\d+), (\d+), (\d+), (\d+), (\d+)"
 )
 _OF_CODES = re.compile(r"gemm_decoded_\w+_(tensor|row)_(tensor|row)")
 KINDS = ("fprop", "dgrad", "wgrad")
@@ -133,8 +133,8 @@ def read_rules(plan: str) -> dict[str, list[Rule]]:
             condition, _, point = line.strip().rpartition(": ")
             several = point == "least of"
             rules[name].append(Rule(condition, {}) if several else Rule.of(condition, point))
-        elif line.strip():
-            name = line.strip()
+        elif line.strip():  # the name may be followed by where its rules are from
+            name = line.strip().partition(",")[0]
             rules[name] = []
     return rules
 
@@ -202,8 +202,9 @@ def launch_of(kernel: str) -> Launch | None:
         m, n, k, rows, columns, stages, ctas = match.groups()[2:]
         point = f"mma_{m}x{n}x{k}_{rows}x{columns}_{stages}_{ctas}"
     elif match := _TCGEN05_GEMM.search(kernel):
-        m, n, k, sums = match.groups()[2:]
-        point = f"umma_{m}x{n}x{k}_{sums}"
+        m, n, k, sums, ctas = match.groups()[2:]
+        pair = "_2" if ctas == "2" else ""
+        point = f"umma_{m}x{n}x{k}_{sums}{pair}"
     else:
         return None
     return Launch(KINDS[int(match[1])], _ELEMENTS[match[2]], point)

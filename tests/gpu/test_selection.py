@@ -21,7 +21,7 @@ def test_every_point_can_be_reached(bundle: ModuleType, kind: str) -> None:
 def test_conditions_are_read_as_they_are_printed() -> None:
     plan = """\
 kernels, first rule that holds (io is bfloat16 or float16)
-  gemm_x_fprop
+  gemm_x_fprop, from a model, not measured
     mean_group_tokens < 64 and columns % 192 == 0: small
     rows >= 4096: large
     groups == 1 and tokens >= 512: least of
@@ -80,11 +80,11 @@ def test_kernel_names() -> None:
             "fusegen::Limits<101376, 65536> >, (fusegen::Store)6, fusegen::Keep>(int)"
         )
         assert selection.launch_of(name) == expected
-    name = (
-        "void fusegen::ragged_scaled_tcgen05_gemm<(fusegen::Gemm)2, __nv_fp8_e5m2, __nv_fp8_e4m3, "
-        "__half, fusegen::Tcgen05Config<128, 256, 128, 1, fusegen::Limits<232448, 65536> >, "
-        "(fusegen::Store)6>(int)"
-    )
-    expected = selection.Launch("wgrad", "float16", "umma_128x256x128_1")
-    assert selection.launch_of(name) == expected
+    for m, ctas, point in ((128, 1, "umma_128x256x128_1"), (256, 2, "umma_256x256x128_1_2")):
+        name = (
+            "void fusegen::ragged_scaled_tcgen05_gemm<(fusegen::Gemm)2, __nv_fp8_e5m2, "
+            f"__nv_fp8_e4m3, __half, fusegen::Tcgen05Config<{m}, 256, 128, 1, {ctas}, "
+            "fusegen::Limits<232448, 65536> >, (fusegen::Store)6>(int)"
+        )
+        assert selection.launch_of(name) == selection.Launch("wgrad", "float16", point)
     assert selection.launch_of("void fusegen::group_sum::kernel<__half, __half>(int)") is None

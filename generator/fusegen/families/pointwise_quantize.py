@@ -7,6 +7,8 @@ from .contract import Contract
 from .family import Family, LayoutNeeds
 from .scalings import CODES, FP8, GROUPS_START, NV_1X16, OF_TOKENS
 
+# What two blocks on an SM leave to a thread; kernels of short formulas are bound to less.
+_REGISTERS = 128
 _SHARED = 72 * 1024
 _PARKED = {"quantize_halves_kernel": 16 * 256 * 8}
 """``kSharedBytes`` of pointwise/pointwise_quantize.cuh: rows of the second half of a gradient wait
@@ -23,5 +25,5 @@ POINTWISE_QUANTIZE = Family(
     layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     transformed=(NV_1X16,),
     most_history=1024,  # `kMostSlots` of quantize.h
-    contracts=(Contract("e2m1", 128, _SHARED, _PARKED), Contract("", 80, _SHARED, _PARKED)),
+    contracts=(Contract("", _REGISTERS, _SHARED, _PARKED),),
 )

@@ -64,9 +64,10 @@ struct ExpressionSource {
   using Element = typename Config::Element;
   // Whose values wait in shared memory at once; random numbers take that, too.
   static constexpr int kRowsWaiting = Config::kStochastic ? 4 : 8;
-  // That registers leave room for: codes of 4 bits take most.
+  // That registers leave room for: gradients of long formulas and codes of 4 bits take most.
+  static constexpr bool kLong = Math::operand_count > 2 && Math::cost > 48;
   static constexpr int kBlocksPerSm =
-      (Math::operand_count > 2 || Math::cost > 32 ? 3 : 4) - (Config::Format::kBits == 4);
+      kLong ? 2 : (Math::operand_count > 2 || Math::cost > 30 ? 3 : 4) - (Config::Format::kBits == 4);
   static_assert(sizeof(Shared<Config>) + kRowsWaiting * kThreads * sizeof(uint2) <= 48 << 10,
                 "more shared memory than a kernel may have without asking");
 

@@ -20,14 +20,15 @@ namespace fusegen::tcgen05 {
 enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
 
 // Of a launch: each kernel has memory of its own, and a process that tests them all has all of it.
+// A warp multiplies a column of 32 rows at a time, which lie side by side.
 inline constexpr uint32_t kMostCtas = 32;
 inline constexpr uint32_t kLanes = 128, kColumns = 512;
-using Lanes = float[kLanes][kColumns];
+using Columns = float[kColumns][kLanes];
 
 // In a function of the device, so that libraries have no image of it for the host, which has room
 // for 2 GiB of them.
-__device__ inline Lanes& memory_of(uint32_t cta) {
-  static float memory[kMostCtas][kLanes][kColumns];
+__device__ inline Columns& memory_of(uint32_t cta) {
+  static float memory[kMostCtas][kColumns][kLanes];
   return memory[cta];
 }
 
@@ -35,7 +36,7 @@ __device__ inline Lanes& memory_of(uint32_t cta) {
 template <int Ctas>
 __device__ float& sum_at(uint32_t address, uint32_t rank = 0) {
   const uint32_t cta = Ctas == 1 ? blockIdx.x : blockIdx.x / Ctas * Ctas + rank;
-  return memory_of(cta)[address >> 16][address & 0xffff];
+  return memory_of(cta)[address & 0xffff][address >> 16];
 }
 
 template <int Columns, int Ctas>
@@ -143,6 +144,22 @@ struct ScaleWords {
   }
 };
 
+// What is the same in all lanes is read once by a warp of a GPU, whose tools watch every read of a
+// lane; on the CPU lanes are threads, which are slower to exchange it than to read it.
+template <int Count, class Read>
+__device__ void for_all_lanes(float (&to)[Count], Read read) {
+#ifdef __CUDA_ARCH__
+  const int lane = int(threadIdx.x % 32);
+  float own[(Count + 31) / 32];
+#pragma unroll
+  for (int k = 0; k < Count; k += 32) own[k / 32] = k + lane < Count ? read(k + lane) : 0.f;
+#pragma unroll
+  for (int k = 0; k < Count; ++k) to[k] = __shfl_sync(0xffffffff, own[k / 32], k % 32);
+#else
+  for (int k = 0; k < Count; ++k) to[k] = read(k);
+#endif
+}
+
 // Rows follow each other from CTA to CTA of a pair, and so do the columns of B.
 template <Kind kind, int Ctas>
 __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool add,
@@ -163,10 +180,11 @@ __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instructio
     for (int column = 0; column < columns; ++column) {
       of_b.rank = uint32_t(column / own_columns);
       float& to = sum_at<Ctas>(d + (uint32_t(row) << 16) + column, rank);
-      float sum = add ? to : 0.f;
-      for (int k = 0; k < kDepth; ++k) {
-        sum += left[k] * (of_b.at(column % own_columns, k) * scales_b.at(column, k, rank));
-      }
+      float right[kDepth], sum = add ? to : 0.f;
+      for_all_lanes(right, [&](int k) {
+        return of_b.at(column % own_columns, k) * scales_b.at(column, k, rank);
+      });
+      for (int k = 0; k < kDepth; ++k) sum += left[k] * right[k];
       to = sum;
     }
   }
@@ -211,7 +229,7 @@ __device__ void load_strip(float (&to)[Count], uint32_t from) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < Count; ++i) {
     const uint32_t row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[i] = memory_of(blockIdx.x)[(from >> 16) + row][(from & 0xffff) + column];
+    to[i] = memory_of(blockIdx.x)[(from & 0xffff) + column][(from >> 16) + row];
   }
 }
 
