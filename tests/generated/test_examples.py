@@ -42,11 +42,27 @@ def test_megatron_style_learns() -> None:
     assert losses and float(losses[2]) < 0.85 * float(losses[1]), result.stdout
 
 
+def test_expert_parallel_ranks_learn_as_one() -> None:
+    found = []
+    for ranks in (1, 2):
+        words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+        words += ["--standalone", str(EXAMPLES / "expert_parallel.py")]
+        result = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+        assert result.returncode == 0, result.stderr
+        losses = re.search(r"loss (\S+), after \d+ steps (\S+)", result.stdout)
+        assert losses and f"ranks {ranks}" in result.stdout, result.stdout
+        found.append((float(losses[1]), float(losses[2])))
+    (first, last), others = found[0], found[1]
+    assert last < 0.85 * first
+    assert others == pytest.approx((first, last), rel=2e-2)
+
+
 @pytest.mark.parametrize(
     ("script", "words", "count"),
     [
         ("moe_layer", ("generated/sm_90a",), 1),
         ("fsdp2", ("generated/sm_90a",), 2),
+        ("expert_parallel", ("generated/sm_90a",), 1),
         ("megatron_style", ("sm_90a",), 1),
         ("train_recipes", ("--arch", "sm_90a"), 1),
     ],

@@ -1,6 +1,7 @@
 """Ranks on GPUs of their own, over NCCL: the tests that elsewhere run over gloo, on this bundle.
 
-Training under DDP and FSDP2 with a distributed checkpoint, every rule for DTensors, shared amaxes.
+Training under DDP and FSDP2 with a distributed checkpoint, every rule for DTensors, shared amaxes,
+experts that are spread over ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from ..generated.test_dtensor import (
     test_state_moves_on_alike,
     test_tokens_of_experts_go_through_local_map,
 )
+from ..generated.test_expert_parallel import (
+    test_compiles_whole,
+    test_ranks_are_one_layer,
+    test_ranks_that_differ_are_refused,
+    test_under_a_recipe,
+)
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
 from .places import NEEDS_TWO, on_devices, place_with_reduced_amax
 
@@ -32,16 +39,20 @@ __all__ = [
     "others",
     "steps",
     "test_compiles_into_one_graph",
+    "test_compiles_whole",
     "test_errors_name_the_tensor_and_the_remedy",
     "test_every_placement_equals_one_process",
     "test_experts_are_quantised_where_they_are",
     "test_flags_are_not_mixed_up_in_the_cache_of_decisions",
     "test_no_shard_cuts_a_block",
     "test_pointwise_modules_keep_their_placement",
+    "test_ranks_are_one_layer",
     "test_ranks_share_their_scales",
+    "test_ranks_that_differ_are_refused",
     "test_state_moves_on_alike",
     "test_tokens_of_experts_go_through_local_map",
     "test_training_equals_one_process",
+    "test_under_a_recipe",
 ]
 
 pytestmark = NEEDS_TWO

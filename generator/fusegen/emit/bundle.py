@@ -26,7 +26,7 @@ from .python.adapters import AdaptersContext, adapters_context
 from .python.cell import CellContext, cell_context
 from .python.checkpoints import CheckpointsContext, checkpoints_context
 from .python.conversions import QuantizeContext, quantize_context
-from .python.experts import ExpertsContext, experts_context
+from .python.experts import ExpertsContext, experts_context, spreads_over_ranks
 from .python.sharding import sharding_context
 from .reference.cell import reference_context
 from .render import Renderer
@@ -80,6 +80,7 @@ class BundleContext:
 
     Attributes:
         libraries: pattern of what is built; empty where nothing is.
+        layers: cells whose experts ranks may share out.
         devices: of a fat bundle.
     """
 
@@ -96,6 +97,7 @@ class BundleContext:
     experts: ExpertsContext | None
     checkpoints: CheckpointsContext | None
     adapters: AdaptersContext | None
+    layers: tuple[str, ...]
     integrated: bool
     sources: tuple[str, ...]
     devices: DevicesText | None
@@ -208,6 +210,7 @@ def _context(
         checkpoints=checkpoints_context(plans),
         experts=experts,
         adapters=adapters,
+        layers=tuple(plan.cell for plan in plans if spreads_over_ranks(plan)),
         integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
         devices=devices_text(plans, inner),
@@ -310,7 +313,7 @@ def _cell(
 
 
 def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[str, Artifact]]:
-    """Files for other libraries, each where cells are of use to it."""
+    """Files for other libraries and for ranks, each where cells are of use to it."""
     checkpoints, experts, adapters = context.checkpoints, context.experts, context.adapters
     files: list[tuple[str, Artifact]] = []
     if checkpoints is not None:
@@ -322,6 +325,9 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
     if adapters is not None:
         owners = (*(c.cell for c in adapters.linears), *(c.cell for c in adapters.fused))
         files += _integration(renderer, "peft.py", "_adapters.py", adapters, owners)
+    if context.layers:
+        wanted = {"expert_parallel.py"}
+        files += _copies(renderer, "integrations", "integrations/", context.layers, wanted)
     owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
     if files:
         yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})

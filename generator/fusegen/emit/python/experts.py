@@ -113,6 +113,20 @@ def _experts(plan: ModulePlan) -> ExpertsText | None:
     )
 
 
+def spreads_over_ranks(plan: ModulePlan) -> bool:
+    """Whether a cell takes tokens and what a router chose for them, and has nothing but experts, so
+    that ranks may have some of these each.
+    """
+    counts = next((b for b in plan.buffers if b.name == "counts"), None)
+    own = {parameter.buffer for parameter in plan.parameters}
+    stacks = [buffer.shape.dims[0] for buffer in plan.buffers if buffer.name in own]
+    return (
+        plan.inputs == ("x", "probs", "ids", "counts")
+        and counts is not None
+        and all(experts == counts.shape.dims[0] for experts in stacks)
+    )
+
+
 def expert_chain(plan: ModulePlan) -> tuple[Step, Step, Step] | None:
     """Two grouped GEMMs and the activation between them, which the rows' scales are part of.
 

@@ -1,0 +1,200 @@
+"""Experts that are spread over ranks, over gloo: what one process with all of them gives."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen import api
+
+from .loading import load_bundle
+from .ranks import Place, run_ranks
+
+RECIPES = ("bf16", "fp8_block", "fp8_delayed")
+ROUTES = ("any", "one", "few", "dropped", "last_rank")
+RANKS = 2
+Found = dict[str, dict[str, torch.Tensor]]
+"""Of a rank: results by name, of its experts with the others, alone, and of all experts."""
+
+# A rank runs its experts with the others, then alone, on the tokens of all, and then all experts.
+RANK = """
+import importlib
+EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, CHOICES = 8, 128, 256, 192, 2
+cell, route, mode = words
+module = importlib.import_module(f"bundle.{cell}")
+from bundle.integrations.expert_parallel import ExpertParallel
+
+seed = torch.Generator().manual_seed(0)
+rows = TOKENS * ranks
+x, dy = (torch.randn(rows, HIDDEN, generator=seed).bfloat16() for _ in range(2))
+probs = torch.rand(rows, CHOICES, generator=seed)
+ids = torch.rand(rows, EXPERTS, generator=seed).topk(CHOICES).indices.int()
+if route == "one":
+    ids[:, 0], ids[:, 1] = 3, -1
+elif route == "few":
+    ids[:, 0], ids[:, 1] = 0, EXPERTS - 1
+elif route == "dropped":
+    ids[::3] = -1
+    ids[1::3, 1] = EXPERTS + 5
+elif route == "last_rank":
+    ids[:, 0], ids[:, 1] = EXPERTS - 2, EXPERTS - 1
+fc1 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=seed).mul(HIDDEN**-0.5).bfloat16()
+fc2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, generator=seed).mul(INTERMEDIATE**-0.5).bfloat16()
+x, dy, probs, ids, fc1, fc2 = (each.to(device) for each in (x, dy, probs, ids, fc1, fc2))
+
+def layer_of(experts):
+    first, last = experts
+    layer = module.MoELayer(last - first, HIDDEN, INTERMEDIATE, device=device)
+    with torch.no_grad():
+        layer.fc1.weight.copy_(fc1[first:last])
+        layer.fc2.weight.copy_(fc2[first:last])
+    return layer
+
+def run(layer, call, x, dy, probs, ids, *counts):
+    x, probs = x.clone().requires_grad_(), probs.clone().requires_grad_()
+    y = call(x, probs, ids, *counts)
+    y.backward(dy)
+    found = {"y": y.detach(), "dx": x.grad, "dprobs": probs.grad}
+    found |= {"dfc1": layer.fc1.weight.grad, "dfc2": layer.fc2.weight.grad}
+    return {name: value.cpu() for name, value in found.items()}
+
+def alone(first, last):
+    layer, own = layer_of((first, last)), ids - first
+    counts = torch.stack([(own == expert).sum() for expert in range(last - first)])
+    return run(layer, layer, x, dy, probs, own, counts)
+
+own = EXPERTS // ranks
+inner = layer_of((rank * own, rank * own + own))
+layer = ExpertParallel(inner)
+call = torch.compile(layer, fullgraph=True, backend="aot_eager") if mode == "compiled" else layer
+here = slice(rank * TOKENS, (rank + 1) * TOKENS)
+found = {
+    "spread": run(inner, call, x[here], dy[here], probs[here], ids[here]),
+    "part": alone(rank * own, rank * own + own),
+    "whole": alone(0, EXPERTS),
+}
+import copy
+assert copy.deepcopy(layer)(x[here], probs[here], ids[here]).shape == x[here].shape
+torch.save(found, f"{folder}/{rank}.pt")
+"""
+
+# Ranks that do not agree: each writes what it was told.
+DIFFERENT = """
+import importlib
+from bundle.integrations.expert_parallel import ExpertParallel
+cell, experts = words[rank].split(":")
+layer = importlib.import_module(f"bundle.{cell}").MoELayer(int(experts), 128, 128, device=device)
+try:
+    ExpertParallel(layer)
+except ValueError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+"""
+
+SHARED = """
+import importlib
+from bundle.integrations.expert_parallel import ExpertParallel
+layer = importlib.import_module("bundle.shared_moe_layer__bf16").SharedMoELayer(2, 64, 64, 64)
+try:
+    ExpertParallel(layer)
+except TypeError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Where the ranks run."""
+    return Place(generate("cpu", tmp_path_factory.mktemp("spread")))
+
+
+def generate(arch: str, out: Path) -> Path:
+    """A bundle of layers, below a folder."""
+    modules = ("moe_layer", "shared_moe_layer")
+    request = api.Request(
+        out=out, archs=(arch,), modules=modules, recipes=RECIPES, namespace="spread"
+    )
+    api.generate(request, api.Policy.WRITE)
+    return out / arch
+
+
+def found_by(folder: Path) -> list[Found]:
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+
+
+def check(found: list[Found], *, alike: bool = True) -> None:
+    """Bits of each rank's own experts, added up as the collective does; and one layer of all.
+
+    Args:
+        found: by each rank.
+        alike: whether that layer quantises as those of some experts do.
+    """
+    for name in ("y", "dx", "dprobs"):
+        first, second = (each["part"][name] for each in found)
+        spread = torch.cat([each["spread"][name] for each in found])
+        assert torch.equal(spread, first + second), name
+        assert not alike or is_near(spread, found[0]["whole"][name]), name
+    for name in ("dfc1", "dfc2"):
+        assert all(torch.equal(each["spread"][name], each["part"][name]) for each in found), name
+        spread = torch.cat([each["spread"][name] for each in found])
+        assert not alike or is_near(spread, found[0]["whole"][name]), name
+
+
+def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Within some roundings of bf16, of the largest."""
+    allowed = 2**-7 * wanted.double().abs().max()
+    return bool(((found.double() - wanted.double()).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_ranks_are_one_layer(place: Place, route: str, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", route, "eager", ranks=RANKS)
+    check(found_by(tmp_path))
+
+
+@pytest.mark.parametrize("recipe", RECIPES[1:])
+def test_under_a_recipe(place: Place, recipe: str, tmp_path: Path) -> None:
+    """Each rank quantises what is its own, as a layer of its experts does."""
+    run_ranks(RANK, tmp_path, place, f"moe_layer__{recipe}", "any", "eager", ranks=RANKS)
+    # One scale for all experts is not that of some.
+    check(found_by(tmp_path), alike=recipe != "fp8_delayed")
+
+
+def test_compiles_whole(place: Place, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", "compiled", ranks=RANKS)
+    check(found_by(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("moe_layer__bf16:2", "moe_layer__bf16:3"), "fc1.weight: (2, 256, 128, 'torch.bfloat16')"),
+        (("moe_layer__bf16:2", "moe_layer__fp8_block:2"), "moe_layer__fp8_block on rank 1"),
+    ],
+)
+def test_ranks_that_differ_are_refused(
+    place: Place, words: tuple[str, str], wanted: str, tmp_path: Path
+) -> None:
+    run_ranks(DIFFERENT, tmp_path, place, *words, ranks=RANKS)
+    for rank in range(RANKS):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert "all ranks need the same bundle and sizes" in said and f"rank {rank}" in said
+    assert wanted in (tmp_path / "0.txt").read_text()
+
+
+def test_a_layer_with_more_than_experts_is_refused(place: Place, tmp_path: Path) -> None:
+    run_ranks(SHARED, tmp_path, place, ranks=1)
+    said = (tmp_path / "0.txt").read_text()
+    assert "SharedMoELayer has shared" in said and "beside it" in said
+
+
+def test_without_ranks_it_says_what_is_missing(place: Place) -> None:
+    name = load_bundle("spread_alone", place.bundle)
+    module = importlib.import_module(f"{name}.moe_layer__bf16")
+    spread = importlib.import_module(f"{name}.integrations.expert_parallel")
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        spread.ExpertParallel(module.MoELayer(2, 64, 64))
