@@ -76,7 +76,7 @@ class ExpertParallel(nn.Module):
             ids: int32 [T, K], those experts, counted over all ranks; others are nobody's.
 
         Returns:
-            y: [T, H], sums over ranks in their order; each of them is rounded.
+            y: [T, H], sums over ranks, rounded to the type of x at each addition.
         """
         ranks: Any = torch.distributed.group.WORLD if self.group is None else self.group
         name = ranks.group_name
