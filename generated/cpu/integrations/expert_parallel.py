@@ -39,6 +39,7 @@ class ExpertParallel(nn.Module):
 
     Attributes:
         layer: as given.
+        own: number of its experts.
         ranks: how many there are.
         first: number of this rank's first expert among those of all.
 
@@ -61,10 +62,12 @@ class ExpertParallel(nn.Module):
                 f"ExpertParallel: {type(layer).__name__} has {', '.join(others) or 'no experts'}: "
                 f"expected a layer of experts alone, such as MoELayer; run the rest beside it"
             )
+        experts: Any = layer
         self.layer = layer
+        self.own = int(experts.num_experts)
         self.group = group  # None stays None, so that copies of the module need none of a group
         self.ranks = torch.distributed.get_world_size(group)
-        self.first = torch.distributed.get_rank(group) * int(layer.num_experts)
+        self.first = torch.distributed.get_rank(group) * self.own
         _compare(layer, group)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
@@ -83,8 +86,8 @@ class ExpertParallel(nn.Module):
         chosen = _gathered(ids, self.ranks, name) - self.first
         weights = _Gather.apply(probs.float(), self.ranks, name)
         tokens = _Gather.apply(x, self.ranks, name)
-        counts = _counted(chosen, int(self.layer.num_experts))
-        return _AddUp.apply(self.layer(tokens, weights, chosen, counts), self.ranks, name)
+        y = self.layer(tokens, weights, chosen, _counted(chosen, self.own))
+        return _AddUp.apply(y, self.ranks, name)
 
     def extra_repr(self) -> str:
         return f"ranks={self.ranks}, first={self.first}"
@@ -115,7 +118,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _added_up(*grad_outputs, ctx.ranks, ctx.group), None, None
+        return _added_up(grad_outputs[0], ctx.ranks, ctx.group), None, None
 
 
 class _AddUp(torch.autograd.Function):
@@ -131,7 +134,7 @@ class _AddUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(*grad_outputs, ctx.ranks, ctx.group), None, None
+        return _gathered(grad_outputs[0], ctx.ranks, ctx.group), None, None
 
 
 def _counted(ids: Tensor, experts: int) -> Tensor:
