@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2e421724d9ad6fb2
+# checksum sha256:173c1f5168007798
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "ad3d3eca3812f595992cbf4278849268a77128baf8357c858c917e116e803474"
+DIGEST = "f87e276b45046863fcf624021a110a7f5d8deb3ad4b4c17fc59b0172000a1a15"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from fusegen.ir.naming import Cell
+
+from .loading import write_cells
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -43,18 +47,35 @@ def test_megatron_style_learns() -> None:
 
 
 def test_expert_parallel_ranks_learn_as_one() -> None:
-    found = []
-    for ranks in (1, 2):
-        words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-        words += ["--standalone", str(EXAMPLES / "expert_parallel.py")]
-        result = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
-        assert result.returncode == 0, result.stderr
-        losses = re.search(r"loss (\S+), after \d+ steps (\S+)", result.stdout)
-        assert losses and f"ranks {ranks}" in result.stdout, result.stdout
-        found.append((float(losses[1]), float(losses[2])))
-    (first, last), others = found[0], found[1]
+    (first, last), others = (losses_of(ranks, "expert_parallel.py") for ranks in (1, 2))
     assert last < 0.85 * first
     assert others == pytest.approx((first, last), rel=2e-2)
+
+
+def test_ranks_with_parts_of_the_weights_learn_as_one(tmp_path: Path) -> None:
+    cells = [
+        Cell("linear", "bf16", ("column_sequence_parallel",)),
+        Cell("linear", "bf16", ("row_sequence_parallel",)),
+        Cell("moe_layer", "bf16", ("tensor_sequence_parallel",)),
+        Cell("router", "bf16"),
+    ]
+    bundle = str(write_cells("split", "cpu", tmp_path, cells))
+    first, last = losses_of(1, "parallel.py", bundle)
+    assert last < 0.5 * first
+    for ranks, tensor in ((2, 2), (2, 1)):
+        others = losses_of(ranks, "parallel.py", bundle, "--tensor", str(tensor))
+        assert others == pytest.approx((first, last), rel=1e-2)
+
+
+def losses_of(ranks: int, script: str, *words: str) -> tuple[float, float]:
+    """The first and the last loss of an example that several ranks run."""
+    started = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    started += ["--standalone", str(EXAMPLES / script), *words]
+    result = subprocess.run(started, capture_output=True, text=True, cwd="/", check=False)
+    assert result.returncode == 0, result.stderr
+    losses = re.search(r"loss (\S+), after \d+ steps (\S+)", result.stdout)
+    assert losses, result.stdout
+    return float(losses[1]), float(losses[2])
 
 
 @pytest.mark.parametrize(

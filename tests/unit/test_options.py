@@ -38,8 +38,8 @@ IN_GEMMS = (
 )
 IN_LINEARS = (
     *IN_GEMMS[:3],
-    *("input_format", "output_format"),
-    *IN_GEMMS[3:],
+    *("input_format", "output_format", "amax_reduction", "tensor_parallelism"),
+    *IN_GEMMS[4:],
 )
 IN_EXPERTS = (
     *(
@@ -54,13 +54,15 @@ IN_EXPERTS = (
         "output_format",
         "backward_calls",
         "amax_reduction",
+        "tensor_parallelism",
     ),
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "input_format"))
-IN_ROUTED = tuple(name for name in IN_LAYERS if name != "output_format")
-IN_NORM_MLPS = tuple(name for name in IN_MLPS if name != "input_format")
+IN_GATED_LAYERS = tuple(name for name in IN_LAYERS if name != "tensor_parallelism")
+IN_ROUTED = tuple(name for name in IN_GATED_LAYERS if name != "output_format")
+IN_NORM_MLPS = tuple(n for n in IN_MLPS if n not in ("input_format", "tensor_parallelism"))
 IN_NORMED = tuple(name for name in IN_NORM_MLPS if name not in ("cached_input", "backward_calls"))
 IN_QKV = tuple(name for name in IN_NORMED if name != "output_format")
 IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_LINEARS[3:])
@@ -77,7 +79,7 @@ INHERITED = {
     "constant_scale": IN_ROWS,
     "cross_entropy": ("ranges",),
     "dropout": IN_ROWS,
-    "gated_shared_moe_layer": ("glu_interleave", *IN_LAYERS),
+    "gated_shared_moe_layer": ("glu_interleave", *IN_GATED_LAYERS),
     "gather": IN_ROWS,
     "geglu": IN_GATED,
     "gelu": IN_ROWS,
@@ -95,7 +97,9 @@ INHERITED = {
     "layer_norm_mlp": IN_NORM_MLPS,
     "linear": IN_LINEARS,
     "linear_activation": IN_ACTIVATED,
-    "linear_activation_silu": tuple(n for n in IN_ACTIVATED if n != "output_format"),
+    "linear_activation_silu": tuple(
+        n for n in IN_ACTIVATED if n not in ("output_format", "tensor_parallelism")
+    ),
     "linear_activation_srelu": IN_ACTIVATED,
     "linear_activation_swiglu": ("glu_interleave", *IN_ACTIVATED),
     "linear_cross_entropy": tuple(name for name in IN_GEMMS if name != "delay_wgrad"),
@@ -171,6 +175,12 @@ WORDS = (
         "quantized_output",
         "one_backward_call",
         "reduced_amax",
+        "column_parallel",
+        "row_parallel",
+        "tensor_parallel",
+        "column_sequence_parallel",
+        "row_sequence_parallel",
+        "tensor_sequence_parallel",
     ),
     *("high_precision_backward", "dequantized_backward", "nvtx_ranges", "debug"),
 )
@@ -334,10 +344,12 @@ def test_what_excludes_another_says_why(option: Option, exclusion: Exclusion) ->
     assert exclusion.word in option.further
     assert other is not None and other is not option and exclusion.other in other.further
     pair = (exclusion.word, exclusion.other)
+    offering = [{*modules_with(word, SPECS)} for word in pair]
+    module = min(set.intersection(*offering))
     for words in (pair, pair[::-1], ("debug", *pair)):
         assert excluded(words) == exclusion.reason
         with pytest.raises(NotPossible, match=re.escape(exclusion.reason)):
-            resolve_module(SPECS, Cell("grouped_linear", "fp8_delayed", words), "cpu")
+            resolve_module(SPECS, Cell(module, "fp8_delayed", words), "cpu")
 
 
 def test_exclusions_stand_once() -> None:

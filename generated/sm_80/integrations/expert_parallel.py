@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed import _functional_collectives as functional
+
+from .. import _collectives
 
 _OF_EXPERTS = ("fc1.", "fc2.")
 
@@ -68,7 +69,10 @@ class ExpertParallel(nn.Module):
         self.group = group  # None stays None, so that copies of the module need none of a group
         self.ranks = torch.distributed.get_world_size(group)
         self.first = torch.distributed.get_rank(group) * self.own
-        _compare(layer, group)
+        sizes = {name: str((*p.shape, str(p.dtype))) for name, p in layer.named_parameters()}
+        plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
+        name = type(layer).__module__.rpartition(".")[2]
+        _collectives.compare("ExpertParallel", "group", group, layer=name, **sizes, plan=plan)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
         """What the experts of all ranks give for this rank's tokens.
@@ -81,60 +85,58 @@ class ExpertParallel(nn.Module):
         Returns:
             y: [T, H], sums over ranks, rounded to the type of x at each addition.
         """
-        ranks: Any = torch.distributed.group.WORLD if self.group is None else self.group
-        name = ranks.group_name
-        chosen = _gathered(ids, self.ranks, name) - self.first
-        weights = _Gather.apply(probs.float(), self.ranks, name)
-        tokens = _Gather.apply(x, self.ranks, name)
+        chosen = _gathered(ids, "ids", self.group) - self.first
+        weights = _Gather.apply(probs.float(), "probs", self.group)
+        tokens = _Gather.apply(x, "x", self.group)
         y = self.layer(tokens, weights, chosen, _counted(chosen, self.own))
-        return _AddUp.apply(y, self.ranks, name)
+        return _AddUp.apply(y, "y", self.group)
 
     def extra_repr(self) -> str:
         return f"ranks={self.ranks}, first={self.first}"
 
 
-def _gathered(rows: Tensor, ranks: int, group: str) -> Tensor:
+def _gathered(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
     """The rows of all ranks, one rank's after the other's."""
-    every = torch.ops._c10d_functional.all_gather_into_tensor(rows.contiguous(), ranks, group)
-    return functional.wait_tensor(every)
+    place = _collectives.Place("ExpertParallel", f"all_gather of {name}", "group", group)
+    return _collectives.wait(_collectives.start_all_gather(place, (rows,)))[0]
 
 
-def _added_up(rows: Tensor, ranks: int, group: str) -> Tensor:
+def _added_up(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
     """This rank's part of the sum over ranks of rows, of which there are as many for each rank."""
-    own = torch.ops._c10d_functional.reduce_scatter_tensor(rows.contiguous(), "sum", ranks, group)
-    return functional.wait_tensor(own)
+    place = _collectives.Place("ExpertParallel", f"reduce_scatter of {name}", "group", group)
+    return _collectives.wait(_collectives.start_reduce_scatter(place, (rows,)))[0]
 
 
 class _Gather(torch.autograd.Function):
     """`_gathered`: the gradient of a row is the sum of those that ranks have for it."""
 
     @staticmethod
-    def forward(rows: Tensor, ranks: int, group: str) -> Tensor:
-        return _gathered(rows, ranks, group)
+    def forward(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
+        return _gathered(rows, name, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.ranks, ctx.group = inputs
+        _, ctx.name_, ctx.group = inputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _added_up(grad_outputs[0], ctx.ranks, ctx.group), None, None
+        return _added_up(grad_outputs[0], f"the gradient of {ctx.name_}", ctx.group), None, None
 
 
 class _AddUp(torch.autograd.Function):
     """`_added_up`: every rank has a part in each sum, and gets its gradient."""
 
     @staticmethod
-    def forward(rows: Tensor, ranks: int, group: str) -> Tensor:
-        return _added_up(rows, ranks, group)
+    def forward(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
+        return _added_up(rows, name, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.ranks, ctx.group = inputs
+        _, ctx.name_, ctx.group = inputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(grad_outputs[0], ctx.ranks, ctx.group), None, None
+        return _gathered(grad_outputs[0], f"the gradient of {ctx.name_}", ctx.group), None, None
 
 
 def _counted(ids: Tensor, experts: int) -> Tensor:
@@ -143,28 +145,3 @@ def _counted(ids: Tensor, experts: int) -> Tensor:
     known = torch.where((ids >= 0) & (ids < experts), ids, experts)
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device)
     return counts.scatter_add(0, known, torch.ones_like(known))[:experts]
-
-
-def _compare(layer: nn.Module, group: ProcessGroup | None) -> None:
-    """Refuse layers that are not the same on all ranks, before any of them communicates.
-
-    Raises:
-        ValueError: they differ.
-    """
-    plan: Any = layer
-    sizes = {name: (*p.shape, str(p.dtype)) for name, p in layer.named_parameters()}
-    own = {
-        "module": type(layer).__module__.rpartition(".")[2],
-        **{name: str(size) for name, size in sizes.items()},
-        "plan": hashlib.sha256(plan.describe().encode()).hexdigest()[:12],
-    }
-    every: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(every, own, group)
-    for rank, other in enumerate(every):
-        for key in dict.fromkeys((*own, *other)):
-            if own.get(key) != other.get(key):
-                raise ValueError(
-                    f"ExpertParallel: {key}: {own.get(key)} on rank "
-                    f"{torch.distributed.get_rank(group)}, {other.get(key)} on rank {rank}; "
-                    "all ranks need the same bundle and sizes"
-                )

@@ -45,7 +45,7 @@ _KINDS = {
 }
 
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
-_IMPORT = re.compile(r"^from \. import (\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^from \.\.? import (\w+)", re.MULTILINE)
 _BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
 
 _SOURCES = "csrc/sources.cmake"
@@ -81,6 +81,7 @@ class BundleContext:
     Attributes:
         libraries: pattern of what is built; empty where nothing is.
         layers: cells whose experts ranks may share out.
+        split: cells of which each rank has a part.
         devices: of a fat bundle.
     """
 
@@ -98,6 +99,7 @@ class BundleContext:
     checkpoints: CheckpointsContext | None
     adapters: AdaptersContext | None
     layers: tuple[str, ...]
+    split: tuple[str, ...]
     integrated: bool
     sources: tuple[str, ...]
     devices: DevicesText | None
@@ -125,10 +127,10 @@ def render_bundle(
     named = tuple(map(marked, plans))
     for plan, own in zip(plans, named, strict=True):
         files += _cell(own, tuple(explain(plan)), renderer, inner)
+    files += _integrations(context, renderer)
     files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
     files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
     files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
-    files += _integrations(context, renderer)
     if arch.has_kernels:
         files += _compiled(named, context, arch, renderer)
         files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
@@ -211,6 +213,7 @@ def _context(
         experts=experts,
         adapters=adapters,
         layers=tuple(plan.cell for plan in plans if spreads_over_ranks(plan)),
+        split=tuple(plan.cell for plan in plans if plan.split),
         integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
         devices=devices_text(plans, inner),
@@ -325,9 +328,9 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
     if adapters is not None:
         owners = (*(c.cell for c in adapters.linears), *(c.cell for c in adapters.fused))
         files += _integration(renderer, "peft.py", "_adapters.py", adapters, owners)
-    if context.layers:
-        wanted = {"expert_parallel.py"}
-        files += _copies(renderer, "integrations", "integrations/", context.layers, wanted)
+    for owners, name in ((context.layers, "expert_parallel"), (context.split, "tensor_parallel")):
+        if owners:
+            files += _copies(renderer, "integrations", "integrations/", owners, {f"{name}.py"})
     owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
     if files:
         yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})

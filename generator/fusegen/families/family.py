@@ -252,6 +252,7 @@ class Family:
         most_history: amaxes that a delayed scale may look back on.
         most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
+        too_many: ends and stores that no thread has the registers for together.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
         contracts: what its compiled units have to be; of a unit the first that is of its variant.
     """
@@ -266,6 +267,7 @@ class Family:
     multiplies: tuple[GemmScaling, ...] = ()
     stores: tuple[Store, ...] = (Store.IO,)
     ends: tuple[EndScale, ...] = ()
+    too_many: tuple[tuple[tuple[EndScale, ...], Store], ...] = ()
     capability: tuple[int, int] = (8, 0)
     arch: str | None = None
     row_alignment: int = 1
@@ -351,6 +353,8 @@ class Family:
         words = "_".join(variant.scalings)
         if not (offers(self, demand) and {*variant.ends} <= {*self.ends}):
             return " of ".join(filter(None, (demand.primitive, str(variant))))
+        if (variant.ends, variant.store) in self.too_many:
+            return f"{demand.primitive} of {variant}, for which no thread has the registers"
         if demand.kind and self.multiplies:
             stored = self._misplaced(demand.kind, variant, layout) if layout else None
             return self._accepts_gemm(demand.kind, variant) or stored

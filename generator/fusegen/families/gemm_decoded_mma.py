@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.dtypes import DType
-from ..ir.kernel import EndScale
+from ..ir.kernel import EndScale, Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import WHOLE_ROWS, Family
@@ -17,6 +17,7 @@ GEMM_DECODED_MMA = Family(
     formats=(DType.BFLOAT16,),
     stores=WHOLE_ROWS,
     ends=tuple(EndScale),
+    too_many=(((EndScale.ROW, EndScale.ROW), Store.BINARY),),
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
     contracts=(contract_by(r"HMMA\.16816\.F32"),),

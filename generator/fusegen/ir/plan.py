@@ -154,6 +154,7 @@ class ModulePlan:
         sources: spec files it was made from.
         input_copies: buffers of copies of the first input, which calls may have quantised.
         output_copies: buffers of the output's copies, which the module gives in its place.
+        split: names of dimensions that a rank has a part of.
         rewrites: where fusions applied and why not elsewhere, for people: no part of what the plan
             is, so that plans which differ in nothing else are equal.
     """
@@ -190,6 +191,7 @@ class ModulePlan:
     shardings: tuple[Sharding, ...] = ()
     input_copies: tuple[str, ...] = ()
     output_copies: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()
     rewrites: tuple[Rewriting, ...] = field(default=(), compare=False)
 
     def direction(self, name: str) -> Direction | None:
@@ -264,6 +266,12 @@ class ModulePlan:
         saved = (result.buffer for result in self.saved)
         gradients = (name for _, name in self.gradients)
         return (*self.results, *self.input_copies, *saved, *gradients, *read)
+
+    @property
+    def exact_apart(self) -> bool:
+        """Whether the forward in high precision is another function than its op."""
+        whole = self.direction("forward")
+        return bool(self.quantizations) or (whole is not None and len(whole.segments) > 1)
 
     @property
     def called_with(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -79,6 +79,8 @@ class Check:
         exact: for RANK: False allows more dimensions.
         dtype: expected element type.
         label: how the message calls the dimension or the shape.
+        called: how it calls the tensor and the one it must agree with, where the module's caller
+            has others in their place.
     """
 
     kind: CheckKind
@@ -92,6 +94,12 @@ class Check:
     exact: bool = True
     dtype: DType = DType.IO
     label: str = ""
+    called: tuple[str, str] | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """How the message calls the tensor, and the one it must agree with."""
+        return self.called or (self.tensor, self.reference or "")
 
     @property
     def symbols(self) -> frozenset[str]:
@@ -228,6 +236,25 @@ class Direction:
         return found
 
     @property
+    def _outside(self) -> dict[str, str]:
+        """What collectives make of what they are given from outside, and what that is."""
+        waits = {each.future: each for each in self.segments if isinstance(each, Wait)}
+        made = self.made
+        return {
+            result: operand
+            for start in self.starts
+            for operand, result in zip(start.operands, waits[start.future].results, strict=True)
+            if operand not in made
+        }
+
+    def _sent(self, taken: Iterable[Argument]) -> Iterator[Argument]:
+        """What collectives are given from outside, as ops take what becomes of it."""
+        arguments = {argument.buffer: argument for argument in taken}
+        for result, operand in self._outside.items():
+            if result in arguments:
+                yield replace(arguments[result], buffer=operand)
+
+    @property
     def unmerged(self) -> Direction:
         """The same with the parts of every step in its place."""
         return replace(
@@ -251,7 +278,9 @@ class Direction:
             return first
         programs, made = (first, *others), self.made
         taken: dict[str, Argument] = {}
-        for each in (argument for program in programs for argument in program.arguments):
+        outside = self._outside
+        given = [argument for program in programs for argument in program.arguments]
+        for each in (*given, *self._sent(given)):
             known = taken.get(each.buffer, each)
             if each.buffer not in made:
                 taken[each.buffer] = replace(
@@ -265,8 +294,10 @@ class Direction:
             return argument.mutated, order.get(argument.buffer, len(order))
 
         bindings = {b.symbol: b for p in reversed(programs) for b in p.bindings}
+        bindings = {symbol: _bound(each, outside) for symbol, each in bindings.items()}
         always = (program for program in programs if not program.when)
-        checks = (c for program in always for c in program.checks if c.tensor in taken)
+        checks = (_checked(check, outside) for program in always for check in program.checks)
+        checks = (check for check in checks if check.tensor in taken)
         return replace(
             first,
             arguments=tuple(sorted(taken.values(), key=place)),
@@ -277,6 +308,18 @@ class Direction:
             checks=tuple(dict.fromkeys(checks)),
             part=0,
         )
+
+
+def _bound(binding: Binding, outside: Mapping[str, str]) -> Binding:
+    """The same, of what comes from outside."""
+    places = ((outside.get(name, name), axis, by) for name, axis, by in binding.candidates)
+    return replace(binding, candidates=tuple(places))
+
+
+def _checked(check: Check, outside: Mapping[str, str]) -> Check:
+    """The same, of what comes from outside."""
+    tensor, reference = (outside.get(name or "", name) for name in (check.tensor, check.reference))
+    return replace(check, tensor=tensor or "", reference=reference, called=None)
 
 
 def _asked(step: Step, when: tuple[str, ...]) -> Step:

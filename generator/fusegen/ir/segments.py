@@ -23,6 +23,27 @@ class Group:
     summary: str
 
 
+TENSOR_GROUP = Group("tensor_group", "ranks that have the parts of its weights")
+"""The group of modules of whose weights each rank has a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What ranks do with a tensor that enters or leaves a direction, around all of its ops.
+
+    Attributes:
+        kind: name of one in ``steps.collectives``.
+        buffer: as the module's caller, or the other direction, has it.
+        entering: whether it is done to what comes in; else to what goes out.
+        attributes: by the names that its kind has for them.
+    """
+
+    kind: str
+    buffer: str
+    entering: bool
+    attributes: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective of a direction that is not cut into segments yet.
@@ -35,6 +56,7 @@ class Collective:
         future: what stands for it between start and wait.
         group: the ranks.
         attributes: by the names that its kind has for them.
+        outside: whether it gives an argument of the ops, or reads a result of theirs.
     """
 
     kind: str
@@ -44,6 +66,7 @@ class Collective:
     future: str
     group: Group
     attributes: tuple[tuple[str, str], ...]
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

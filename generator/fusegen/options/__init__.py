@@ -24,6 +24,7 @@ from .parameters import PARAMETERS
 from .ranges import RANGES
 from .save import SAVE
 from .scale_bias import SCALE_BIAS
+from .tensor_parallel import TENSOR_PARALLELISM
 from .weight_cache import WEIGHT_CACHE
 
 __all__ = [
@@ -53,6 +54,7 @@ OPTIONS: tuple[Option, ...] = (
     OUTPUT_FORMAT,
     BACKWARD_CALLS,
     AMAX_REDUCTION,
+    TENSOR_PARALLELISM,
     BACKWARD_PRECISION,
     RANGES,
     DEBUG,

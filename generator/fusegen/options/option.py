@@ -60,6 +60,10 @@ class ModuleFacts:
         halves: an expression reads the halves of a row, as gated activations do.
         activated_gemms: an activation reads what a GEMM gives.
         first_of_gemms: GEMMs of the first op, and no other op, read the first input.
+        last_of_gemms: a GEMM of the last op gives the one output.
+        adds_around_gemms: ops before the first GEMM, and behind the last, move rows and add them
+            up, and do nothing else to them.
+        given_groups: a GEMM's rows are in groups whose sizes the module is given.
         gives_rows: its one output is a tensor of rows, of the module's own type, and not read again
             by the backward.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
@@ -77,6 +81,9 @@ class ModuleFacts:
     halves: bool = False
     activated_gemms: bool = False
     first_of_gemms: bool = False
+    last_of_gemms: bool = False
+    adds_around_gemms: bool = False
+    given_groups: bool = False
     gives_rows: bool = False
     inner_activations: bool = False
     chunks: bool = False

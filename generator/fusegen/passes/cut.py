@@ -9,11 +9,16 @@ A collective stands before the first step that reads what it gives.  Each op is 
 own: what crosses from one to another is a result of the one and an argument of the other, and what
 lives in one op alone stays in its workspace.
 
-Start and wait stand side by side.  A start further up would end an op there, so that the steps
-between start and wait would be an op of their own: one more call from Python into C++, which takes
-the host 10 to 20 us.  All that passes ask for is the reduction of a few floats, amaxes, which takes
-no longer than that: overlap would hide less than it costs.  A collective that moves whole tensors
-would be worth a call; its start belongs behind the last step that writes a source.
+What ranks exchange of whole tensors surrounds the ops.  What comes in is started and waited for
+before the first; what the forward left and the backward exchanges again is waited for by the op
+that reads it, and what leaves is started behind the last step that writes any of it, so that other
+gradients are computed meanwhile.  Such a backward keeps the order of its steps: gradients of inputs
+come first.
+
+Start and wait of others stand side by side.  A start further up would end an op there, so that the
+steps between start and wait would be an op of their own: one more call from Python into C++, which
+takes the host 10 to 20 us.  All that is asked for is the reduction of a few floats, amaxes, which
+takes no longer than that: overlap would hide less than it costs.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ..ir.dtypes import DType
-from ..ir.program import Argument, Direction, Program, Segment, own_type_argument
+from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from .draft import Draft, NotPossible
@@ -54,14 +59,18 @@ def cut(draft: Draft, dims: Dims, *, freeing: bool) -> Draft:
 def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direction:
     collectives = [each for each in draft.collectives if each.direction == whole.name]
     most = max(MOST, len(whole.arguments))
-    if collectives:
-        return Direction(whole.name, tuple(_Cut(draft, whole, dims).segments(collectives, ())))
-    if whole.name != "backward":
-        return Direction(whole.name, (whole,))
 
-    def ops(backward: Program, places: tuple[int, ...]) -> tuple[Segment, ...]:
-        making = _Cut(draft, backward, dims)
-        return tuple(making.segments([], places)) if places else (backward,)
+    def ops(program: Program, places: tuple[int, ...]) -> tuple[Segment, ...]:
+        if not (collectives or places):
+            return (program,)
+        making = _Cut(draft, program, dims)
+        try:
+            return tuple(making.segments(collectives, places, late=True))
+        except NotPossible:  # one of more ops is told too little
+            return tuple(making.segments(collectives, places, late=False))
+
+    if whole.name != "backward" or not all(each.outside for each in collectives):
+        return Direction(whole.name, ops(whole, ()))
 
     def possible(backward: Program, places: tuple[int, ...]) -> bool:
         try:
@@ -70,7 +79,8 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
             return False
         return all(len(op.arguments) <= most for op in made.programs)
 
-    return Direction(whole.name, ops(*best_way(draft, whole, possible, freeing=freeing)))
+    way = best_way(draft, whole, possible, freeing=freeing, ordering=not collectives)
+    return Direction(whole.name, ops(*way))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +98,60 @@ class _Cut:
     dims: Dims
 
     def segments(
-        self, collectives: list[Collective], further: tuple[int, ...]
+        self, collectives: list[Collective], further: tuple[int, ...], *, late: bool
     ) -> Iterator[Segment]:
-        """Ops and collectives in their order; an op begins at each further place, too."""
-        places: dict[int, list[Collective]] = {place: [] for place in further}
-        for each in collectives:
-            places.setdefault(self._first_reader(each), []).append(each)
+        """Ops and collectives in their order; an op begins at each further place, too.
+
+        Args:
+            collectives: of the program.
+            further: places.
+            late: whether what the backward exchanges again comes in where it is read first, and
+                what leaves does so before the last step.
+        """
+        places = {each.future: self._place(each, late=late) for each in collectives}
         there = {a.buffer: a.when for a in self.whole.arguments}
-        numbers, begin = count(1), 0
-        end = len(self.whole.steps)
-        for place in sorted({*places, end}):
+        numbers, begin, end = count(1), 0, len(self.whole.steps)
+        started: dict[str, Start] = {}
+        for place in sorted(
+            {0, *further, end, *(each for pair in places.values() for each in pair)}
+        ):
             if place > begin:
                 op = self._op(next(numbers), begin, place, there, collectives)
                 there |= {result.buffer: result.when or op.when for result in op.results}
                 yield op
             begin = place
-            starts = [_start(each, there) for each in places.get(place, ())]
-            yield from starts
-            for each, start in zip(places.get(place, ()), starts, strict=True):
+            starting = (each for each in collectives if places[each.future][0] == place)
+            starts = {each.future: _start(each, there) for each in starting}
+            yield from starts.values()
+            started |= starts
+            for each in (each for each in collectives if places[each.future][1] == place):
+                when = started[each.future].when
                 pairs = zip(each.results, each.operands, strict=True)
-                there |= {name: there[operand] for name, operand in pairs}
-                yield Wait(start.future, each.results, start.when)
+                there |= {name: there.get(operand, when) for name, operand in pairs}
+                yield Wait(each.future, each.results, when)
+
+    def _place(self, collective: Collective, *, late: bool) -> tuple[int, int]:
+        """The steps before which a collective is started and waited for."""
+        if not collective.outside:
+            return (self._first_reader(collective),) * 2
+        if {*collective.operands} & {result.buffer for result in self.whole.results}:
+            end = len(self.whole.steps)
+            return self._last_leaving() if late else end, end
+        incoming = not {*collective.operands}.isdisjoint(self.draft.incoming)
+        left = self.whole.name == "backward" and not incoming
+        return 0, self._first_reader(collective) if late and left else 0
 
     def _first_reader(self, collective: Collective) -> int:
         """The position of the first step that reads what it gives; behind all where none does."""
         steps = self.whole.steps
         reading = (i for i, step in enumerate(steps) if {*step.reads} & {*collective.results})
         return next(reading, len(steps))
+
+    def _last_leaving(self) -> int:
+        """The position behind the last step that writes what a collective takes out of the ops."""
+        taken = {n for c in self.draft.collectives if c.outside for n in c.operands}
+        steps = enumerate(self.whole.steps, 1)
+        return max(i for i, step in steps if {*step.writes} & taken)
 
     def _op(
         self, part: int, begin: int, end: int, there: dict[str, When], collectives: list[Collective]
@@ -136,7 +173,8 @@ class _Cut:
             results,
             self.dims,
         )
-        return replace(made, steps=called, part=part, when=when)
+        checks = tuple(_said_of(check, collectives) for check in made.checks)
+        return replace(made, steps=called, part=part, when=when, checks=checks)
 
     def _results(self, steps: tuple[Step, ...], wanted: set[str]) -> Iterator[Result]:
         """What leaves the direction in its order, then what a later segment reads."""
@@ -251,6 +289,15 @@ class _Cut:
         return tuple(flag for flag in self.whole.flags if flag in named)
 
 
+def _said_of(check: Check, collectives: Iterable[Collective]) -> Check:
+    """A check whose message names what the module's caller has, not what ranks made of it."""
+    pairs = (zip(c.results, c.operands, strict=True) for c in collectives if c.outside)
+    outside = {result: operand for each in pairs for result, operand in each}
+    tensor, reference = check.names
+    called = (outside.get(tensor, tensor), outside.get(reference, reference))
+    return check if called == check.names else replace(check, called=called)
+
+
 def _under(when: When, result: Result) -> Result:
     """A result of an op that is called only under flags."""
     return replace(result, when=()) if result.when == when else result
@@ -281,7 +328,8 @@ def _argument(name: str, there: When, when: When) -> Argument:
 
 
 def _start(collective: Collective, there: dict[str, When]) -> Start:
-    conditions = [there[name] for name in collective.operands]
+    pairs = zip(collective.operands, collective.results, strict=True)
+    conditions = [there[name if name in there else result] for name, result in pairs]
     asked = dict.fromkeys(flag for when in conditions for flag in when)
     return Start(
         collective.kind,

@@ -14,7 +14,7 @@ from ..ir.naming import QUANTIZE_INPUT, gradient, need
 from ..ir.plan import Conversion, Sharding
 from ..ir.program import Direction, Program
 from ..ir.quantization import QuantizationSpec, Role
-from ..ir.segments import Collective
+from ..ir.segments import Collective, Exchange
 from ..ir.shapes import Expr
 from ..ir.step import AttributeValue, Result, Rewriting, Step
 from ..spec.op import OpSpec
@@ -100,6 +100,8 @@ class Draft:
         joined: tensors that several states, or several of what is saved, lie in.
         main_grads: parameters and the buffers of the caller's that their gradients go to.
         collectives: what ranks exchange within a direction, in order.
+        exchanges: what they do with tensors that enter and leave it.
+        split: names of dimensions that a rank has a part of.
         gradients: (leaf, buffer of its gradient) that the backward can be asked for; several may
             have the same one, or one that comes in, which no step of the backward writes.
         exact: the forward of a recipe without roles, which errors are measured against.
@@ -134,6 +136,8 @@ class Draft:
     joined: tuple[JoinedTensor, ...] = ()
     main_grads: tuple[tuple[str, str], ...] = ()
     collectives: tuple[Collective, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    split: tuple[str, ...] = ()
     gradients: tuple[tuple[str, str], ...] = ()
     constants: frozenset[str] = frozenset()
     emulated: str = ""

@@ -48,6 +48,7 @@ def best_way(
     possible: Callable[[Program, tuple[int, ...]], bool],
     *,
     freeing: bool,
+    ordering: bool,
 ) -> tuple[Program, tuple[int, ...]]:
     """The way to run a backward that takes least memory: in which order, and where it is cut.
 
@@ -59,23 +60,29 @@ def best_way(
         backward: one of them.
         possible: whether it can be cut so.
         freeing: whether it may be.
+        ordering: whether its steps may run in another order.
     """
     sizes = [bytes_of(draft.buffers, lengths) for lengths in _typical(draft)]
 
+    now = [max(_peaks(draft, backward, size).of_calls(()), 1) for size in sizes]
+
     def ways(order: Program, every: Iterable[tuple[int, ...]] | None = None) -> Iterator[_Way]:
-        judges = [_Judge.of(draft, order, backward, size) for size in sizes]
+        pairs = zip(sizes, now, strict=True)
+        judges = [_Judge.of(draft, order, whole, size) for size, whole in pairs]
         for cuts in _cuts(draft, order, judges) if every is None else every:
             share = sum(each.share(cuts) for each in judges) / len(judges)
             yield _Way(share + len(cuts) * WORTH, order, cuts)
 
+    every = orders(backward, sizes) if ordering else [backward]
     whole = None if freeing and not draft.program("wgrad") else [()]
     found = sorted(  # of equal ones the first: the module's order, the fewest ops
-        (way for order in orders(backward, sizes) for way in ways(order, whole)),
+        (way for order in every for way in ways(order, whole)),
         key=attrgetter("cost"),
     )
-    few = islice((way for way in found if possible(way.backward, way.cuts)), LOOKED_AT)
-    inside = (next(ways(order_inside(way.backward, way.cuts, sizes), [way.cuts])) for way in few)
-    best = min(inside, key=attrgetter("cost"))
+    few = [*islice((way for way in found if possible(way.backward, way.cuts)), LOOKED_AT)]
+    if ordering:
+        few = [next(ways(order_inside(w.backward, w.cuts, sizes), [w.cuts])) for w in few]
+    best = min(few, key=attrgetter("cost"))
     return best.backward, best.cuts
 
 
@@ -97,27 +104,24 @@ class _Judge:
     """A backward at sizes.
 
     Attributes:
-        backward: all of it.
-        saved: what the forward made for it.
-        size: bytes of buffers.
         whole: the peak that its own is compared with.
         peaks: of ops that it may be cut into.
+        freed: bytes that are read for the last time by each step.
     """
 
-    backward: Program
-    saved: frozenset[str]
-    size: Mapping[str, int]
     whole: int
     peaks: Peaks
+    freed: tuple[int, ...]
 
     @classmethod
-    def of(
-        cls, draft: Draft, backward: Program, beside: Program, size: Mapping[str, int]
-    ) -> _Judge:
-        saved = frozenset(result.buffer for result in draft.saved) - {*draft.called_with}
-        leaving = frozenset(result.buffer for result in backward.results)
-        whole, own = (Peaks.of(e.steps, saved, leaving, size) for e in (beside, backward))
-        return cls(backward, saved, size, max(whole.of_calls(()), 1), own)
+    def of(cls, draft: Draft, backward: Program, whole: int, size: Mapping[str, int]) -> _Judge:
+        results = {result.buffer for result in backward.results}
+        made = {name for step in backward.steps for name in step.writes}
+        last = {name: i for i, step in enumerate(backward.steps) for name in step.reads}
+        freed = [0] * len(backward.steps)
+        for name in ((_saved(draft) | made) - results) & last.keys():
+            freed[last[name]] += size[name]
+        return cls(whole, _peaks(draft, backward, size), tuple(freed))
 
     def share(self, cuts: tuple[int, ...]) -> float:
         """The peak of several ops over what it is compared with."""
@@ -125,12 +129,17 @@ class _Judge:
 
     def lets_go(self, place: int) -> float:
         """The share of what is read for the last time just before a step."""
-        *_, last = self.backward.steps[:place]
-        later = {name for step in self.backward.steps[place:] for name in step.reads}
-        results = {result.buffer for result in self.backward.results}
-        made = {name for step in self.backward.steps for name in step.writes}
-        gone = {*last.reads} & (self.saved | made) - later - results
-        return sum(self.size[name] for name in gone) / self.whole
+        return self.freed[place - 1] / self.whole
+
+
+def _saved(draft: Draft) -> frozenset[str]:
+    """What the forward made for the backward."""
+    return frozenset(result.buffer for result in draft.saved) - {*draft.called_with}
+
+
+def _peaks(draft: Draft, backward: Program, size: Mapping[str, int]) -> Peaks:
+    leaving = frozenset(result.buffer for result in backward.results)
+    return Peaks.of(backward.steps, _saved(draft), leaving, size)
 
 
 def _may_be_cut(draft: Draft, backward: Program, place: int) -> bool:
@@ -140,10 +149,14 @@ def _may_be_cut(draft: Draft, backward: Program, place: int) -> bool:
     op changes something (``as_bytes.py``).
     """
     steps = backward.steps
+    decoding = [step for step in steps[:place] if decodes(step)]
+    changing = any(step.mutates for step in steps)
+    if not (decoding or changing):
+        return True
     read = {name for step in steps[place:] for name in step.reads}
-    if any(decodes(step) and not read.isdisjoint(step.writes) for step in steps[:place]):
+    if not all(read.isdisjoint(step.writes) for step in decoding):
         return False
-    if not any(step.mutates for step in steps):
+    if not changing:
         return True
     written = {name for step in steps[:place] for name in step.writes}
     return all(draft.buffers[name].dtype is not DType.E8M0 for name in written & read)

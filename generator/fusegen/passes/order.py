@@ -177,6 +177,11 @@ class _Search:
             most,
         )
 
+    @property
+    def least(self) -> int:
+        """Bytes at the worst moment of any order: what one step touches is there while it runs."""
+        return max((sum(size for size, _ in own) for own in self.lives), default=0)
+
     def further(self, done: int, way: _Way) -> list[tuple[int, _Way]]:
         """Sets of one step more, and the ways there that may pay: the first step alone that takes
         nothing, where there is one, since whatever others give can come after it.
@@ -205,6 +210,8 @@ def _order(search: _Search) -> tuple[int, ...]:
     """One with a low peak, and near the one that steps are in; none where none pays.  It is as low
     as any where no more sets of as many steps have to be looked at than may be.
     """
+    if search.least > search.most:
+        return ()
     ways = {0: _Way(0, 0, 0, ())}
     for _ in search.before:
         found: dict[int, _Way] = {}

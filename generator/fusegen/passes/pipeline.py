@@ -22,6 +22,7 @@ from ..options.output_format import QUANTIZED_OUTPUT
 from ..options.parameters import PER_GROUP
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
+from ..options.tensor_parallel import PARALLEL
 from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, options_of, refusal
@@ -34,6 +35,7 @@ from .conversions import conversions
 from .cut import cut
 from .delay_wgrad import delay_wgrad, delayed_steps
 from .draft import EMPTY, Draft, NotPossible, Property
+from .exchange import exchange
 from .expand import expand
 from .fusions import rules_of
 from .interleave import interleave_halves
@@ -58,6 +60,7 @@ from .sharding import module_shardings
 from .share_amaxes import share_amaxes
 from .statistics import take_statistics
 from .sums import fold_sums
+from .tensor_parallel import split_over_ranks
 from .views import view_again
 from .weight_cache import keep_quantized
 
@@ -157,6 +160,10 @@ def _recompute(draft: Draft, context: Context) -> Draft:
 
 def _main_grad(draft: Draft, context: Context) -> Draft:
     return keep_in_main_grad(draft, next(g for g in MainGrad if g.value in context.options))
+
+
+def _tensor_parallel(draft: Draft, context: Context) -> Draft:
+    return split_over_ranks(draft, PARALLEL[context.chosen((*PARALLEL,)) or ""])
 
 
 def _exact(draft: Draft, context: Context) -> Draft:
@@ -329,6 +336,14 @@ PASSES: tuple[Pass, ...] = (
         options=tuple(each.value for each in MainGrad if each is not MainGrad.RETURNED),
     ),
     Pass(
+        "tensor_parallel",
+        "What has a dimension that ranks split is followed, and what they have to exchange for it.",
+        _tensor_parallel,
+        needs=_of(Property.MATH),
+        before=_of(Property.QUANTIZED),
+        options=(*PARALLEL,),
+    ),
+    Pass(
         "exact",
         "The forward in high precision is put on record, to measure a recipe's error against.",
         _exact,
@@ -490,6 +505,15 @@ PASSES: tuple[Pass, ...] = (
         _chunk,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
+    ),
+    Pass(
+        "exchange",
+        "What enters and leaves a direction passes through the collectives of ranks that have parts"
+        " of its weights.",
+        lambda draft, _: exchange(draft),
+        needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+        options=(*PARALLEL,),
     ),
     Pass(
         "cut",

@@ -48,6 +48,7 @@ def seal(draft: Draft, context: Context) -> ModulePlan:
         sources=_sources(draft, context),
         shardings=draft.shardings,
         rewrites=draft.rewrites,
+        split=draft.split,
     )
 
 

@@ -48,6 +48,9 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
             if before.op in ops and item.op in ops
         ),
         first_of_gemms=_first_of_gemms(module, ops),
+        last_of_gemms=_last_of_gemms(module, ops),
+        adds_around_gemms=bool(gemms) and _adds_around(chain, gemms),
+        given_groups=_given_groups(module, ops),
         gives_rows=_gives_rows(module, ops),
         inner_activations=any(
             recomputes(ops[item.op]) and not item.recompute
@@ -215,6 +218,37 @@ def _first_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
         and not any(name in reads for reads in later)
         and name not in outputs_of(module, ops)
     )
+
+
+def _last_of_gemms(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether a GEMM of the last op gives the module's one output."""
+    if any(name not in ops for name in module.ops):
+        return False
+    op = ops[chain_of(module)[-1].op]
+    given = tuple(results_of(module, len(chain_of(module)) - 1, op).values())
+    written = {step.get("out") for step in op.forward if _is_gemm(step)}
+    alone = len(op.outputs) == 1 and outputs_of(module, ops) == given
+    return op.has_roles and alone and written == {*op.outputs}
+
+
+def _adds_around(chain: Sequence[OpSpec], gemms: Sequence[OpSpec]) -> bool:
+    """Whether ops before the first GEMM, and behind the last, move rows and add them up alone."""
+    places = [place for place, op in enumerate(chain) if op in gemms]
+    outside = (*chain[: places[0]], *chain[places[-1] + 1 :])
+    kinds = (definition(step.primitive) for op in outside for step in op.forward)
+    return not any(op.pointwise for op in outside) and all(k.linear or k.counted for k in kinds)
+
+
+def _given_groups(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:
+    """Whether the sizes of the groups that a GEMM's rows are in come from the caller."""
+    chain = [each for each in chain_of(module) if each.op in ops]
+    for item in chain:
+        op = ops[item.op]
+        own = {step.get("groups") for step in op.forward if _is_gemm(step)} - {None}
+        given = module.inputs or op.inputs
+        if any(item.with_.get(name, name) in given for name in own if name):
+            return True
+    return False
 
 
 def _gives_rows(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> bool:

@@ -35,6 +35,7 @@ ADD = StepDef(
     optional=_SLOTS[2:],
     shapes={None: dict.fromkeys((*_SLOTS, "out"), "T...")},
     dtypes=dict.fromkeys((*_SLOTS, "out"), (DType.IO, DType.FLOAT32)),
+    linear=_SLOTS,
     traits=frozenset((Trait.COMMUTES,)),
     reference=Reference("steps.add", frozenset(_SLOTS)),
     formula=_formula,

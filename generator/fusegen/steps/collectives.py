@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from ..ir.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveDef:
     """A kind of collective.
 
+    Its results have the dimensions of its operands; where rows are gathered or scattered, there are
+    others in those, whose number is called the same.
+
     Attributes:
         name: in plans; `start_<name>` of the bundle's `_collectives.py` starts it.
+        suffix: of what it gives for the ops, behind the name of what their caller gives.
+        summary: what it does, for people.
         attributes: names of its scalars, and the values that each may have.
-        infer: the shape of a result, of that of its operand.
     """
 
     name: str
-    attributes: tuple[tuple[str, tuple[str, ...]], ...]
-    infer: Callable[[Shape], Shape]
+    suffix: str
+    summary: str
+    attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-ALL_REDUCE = CollectiveDef("all_reduce", (("op", ("max",)),), lambda shape: shape)
+ALL_REDUCE = CollectiveDef(
+    "all_reduce", "sum", "every rank has the sum, or the largest", (("op", ("max", "sum")),)
+)
+ALL_GATHER = CollectiveDef(
+    "all_gather", "all", "every rank has the rows of all, in the order of ranks"
+)
+REDUCE_SCATTER = CollectiveDef("reduce_scatter", "own", "every rank has its own rows of the sum")
+SHARE = CollectiveDef(
+    "share", "share", "every rank has an equal share, so that the sum is what there was"
+)
+"""Nothing is sent."""
 
-COLLECTIVES: tuple[CollectiveDef, ...] = (ALL_REDUCE,)
+COLLECTIVES: tuple[CollectiveDef, ...] = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SHARE)
 """Every kind of collective."""
 
 

@@ -140,6 +140,8 @@ class StepDef:
         equal: sizes that are a formula of others and of integer attributes.
         independent: dimensions of the rule along which it computes every part of its results from
             the same part of its operands alone, so that ranks may have shards of them.
+        linear: operands in each of which its results are linear, all others being as they are: of
+            partial sums it gives partial sums.
         in_place: results that may lie in the memory of an operand, by slot: each element of that is
             read by nobody but who writes the same element, before it does.
         sums: results that are added up along those dimensions: of shards they are partial sums.
@@ -173,6 +175,7 @@ class StepDef:
     least: Mapping[str, str] = field(default_factory=dict)
     equal: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
+    linear: tuple[str, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None

@@ -13,5 +13,6 @@ RESHAPE = StepDef(
     "reshape",
     operands=("a",),
     shapes={None: {"a": "T...", "out": "S..."}},
+    linear=("a",),
     traits=frozenset((Trait.COPIES_MEMORY,)),
 )

@@ -136,13 +136,12 @@ class _Walk:
             yield wait.future, f"gives {len(start.operands)} results, got {len(wait.results)}"
             return
         pairs = [*zip(wait.results, start.operands, strict=True)]
-        infer = collective(start.kind).infer
         for name, operand in pairs:
             given, sent = self.buffers.get(name), self.buffers.get(operand)
             if given is None or sent is None:
                 yield name if given is None else operand, "is no buffer of the module"
-            elif given.dtype is not sent.dtype or given.shape != infer(sent.shape):
-                words = f"{infer(sent.shape)} {sent.dtype.value}"
+            elif given.dtype is not sent.dtype or given.shape != sent.shape:
+                words = f"{sent.shape} {sent.dtype.value}"
                 yield name, f"is {given.shape} {given.dtype.value}, but {start.kind} gives {words}"
         yield from self._give({n: self.made.get(s) or wait.when for n, s in pairs})
 

@@ -243,18 +243,19 @@ def _returned(plan: ModulePlan, program: Program) -> str:
 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:
-    name = f'"{check.tensor}", given({check.tensor})'
+    tensor, reference = check.names
+    name = f'"{tensor}", given({check.tensor})'
     size = to_cpp(check.expr) if check.expr is not None else ""
     match check.kind:
         case CheckKind.IO_DTYPE:
             return f"check_io_dtype(kCell, {name});"
         case CheckKind.SAME_DTYPE:
-            return f'check_same_dtype(kCell, {name}, "{check.reference}", {check.reference});'
+            return f'check_same_dtype(kCell, {name}, "{reference}", {check.reference});'
         case CheckKind.DTYPE:
             dtype = dtypes.info(check.dtype).scalar_type
             return f"check_dtype(kCell, {name}, ScalarType::{dtype});"
         case CheckKind.DEVICE:
-            return f'check_device(kCell, {name}, "{check.reference}", {check.reference});'
+            return f'check_device(kCell, {name}, "{reference}", {check.reference});'
         case CheckKind.RANK:
             exact = "true" if check.exact else "false"
             return f'check_rank(kCell, {name}, {check.number}, {exact}, "{check.label}");'

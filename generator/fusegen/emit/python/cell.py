@@ -13,8 +13,8 @@ from ...ir.names import mark
 from ...ir.naming import QUANTIZE_INPUT
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument
-from ...ir.segments import Group
-from ...ir.shapes import Expr, Sym, substitute, to_python
+from ...ir.segments import TENSOR_GROUP, Group
+from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
 from ...ir.step import AttributeRef
 from ...ir.words import Init
 from ...steps import definition
@@ -102,10 +102,20 @@ class HolderText:
 
 @dataclass(frozen=True, slots=True)
 class KeywordText:
-    """A size keyword of the constructor, and the dimension it gives."""
+    """A size keyword of the constructor, the dimension it gives, and whether a rank has a part."""
 
     name: str
     symbol: str
+    of_rank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupText:
+    """A process group of the module, and whether each of its ranks has a part of the weights."""
+
+    name: str
+    summary: str
+    has_parts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +215,7 @@ class CellContext:
     refresh: RefreshText | None
     wgrad: WgradText | None
     keyword_only: bool
-    process_groups: tuple[Group, ...]
+    process_groups: tuple[GroupText, ...]
     called_groups: tuple[Group, ...]
     main_grads: tuple[MainGradText, ...]
     differentiable: tuple[TensorText, ...]
@@ -251,7 +261,7 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
         buffer = plan.buffer(parameter.buffer)
         holder, _, name = parameter.path.rpartition(".")
         dims = [to_python(dim) for dim in buffer.shape.substitute(words).dims]
-        bound = f"1 / math.sqrt({_on_self(plan, parameter.fan_in)})"
+        bound = f"1 / math.sqrt({_fan_in(plan, parameter.fan_in)})"
         fill = {
             Init.ZEROS: "zero_()",
             Init.ONES: "fill_(1.0)",
@@ -296,6 +306,14 @@ def _class_of(holder: str) -> str:
     return f"_{words}Part"
 
 
+def _fan_in(plan: ModulePlan, size: Expr) -> str:
+    """Inputs per output, those of all ranks."""
+    text = _on_self(plan, size)
+    if not symbols(size) & {*plan.split}:
+        return text
+    return f"{text} * _collectives.count(self.{TENSOR_GROUP.name})"
+
+
 def _on_self(plan: ModulePlan, size: Expr) -> str:
     """A size in terms of the module's attributes."""
     words = {dim.symbol: Sym(f"self.{dim.keyword}") for dim in plan.dims}
@@ -331,7 +349,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         for h, own in tensors.items()
         if h
     )
-    keywords = tuple(KeywordText(d.keyword, d.symbol) for d in plan.dims if d.constructor)
+    keywords = tuple(
+        KeywordText(d.keyword, d.symbol, d.symbol in plan.split) for d in plan.dims if d.constructor
+    )
     has_bias = any(plan.buffer(parameter.buffer).optional for parameter in plan.parameters)
     representation = _representation(plan, keywords, has_bias)
     without_memory = tuple(parameter.buffer for parameter in plan.quantized)
@@ -369,7 +389,9 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         wgrad=wgrad_text(plan),
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
-        process_groups=plan.process_groups,
+        process_groups=tuple(
+            GroupText(each.name, each.summary, each == TENSOR_GROUP) for each in plan.process_groups
+        ),
         called_groups=called_groups,
         take_outputs=", ".join((*plan.results, *rest)) + " =",
         differentiable=tuple(a for a in by_name.values() if a.flag),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...ir.plan import ModulePlan
+from ...ir.shapes import factors_of, symbols
 from ...ir.step import HALVES, INTERLEAVE, Step
 from ...steps import is_gemm
 
@@ -19,12 +20,15 @@ class LayoutText:
         grouped: Python source of the paths of parameters whose first dimension is that of groups.
         gated: the same of those whose rows are gate and up of an activation.
         block: rows of gate and up alternate in blocks of so many; 0 where gate is all before up.
+        split: of those that a rank has a part of: path, dimension, and how many halves of it lie
+            one behind the other; empty where there are none.
     """
 
     cell: str
     grouped: str
     gated: str
     block: int
+    split: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,23 @@ def _layout(plan: ModulePlan) -> LayoutText:
     gated = _parameters_of(step for step in gemms if step.out in read)
     grouped = _parameters_of(step for step in gemms if step.input("groups"))
     alternate = any(step.pointwise and step.pointwise.interleaved for step in activations)
+    split = tuple(_split(plan, alternate=alternate))
     return LayoutText(
         cell=plan.cell,
         grouped=repr(tuple(p.path for p in plan.parameters if p.buffer in grouped)),
         gated=repr(tuple(p.path for p in plan.parameters if p.buffer in gated)),
         block=INTERLEAVE if alternate else 0,
+        split=repr(split) if split else "",
     )
+
+
+def _split(plan: ModulePlan, *, alternate: bool) -> Iterator[tuple[str, int, int]]:
+    """Halves that alternate are split as one, by blocks of both."""
+    for parameter in plan.parameters:
+        for axis, dim in enumerate(plan.buffer(parameter.buffer).shape.flat):
+            if symbols(dim) & {*plan.split}:
+                halves, _ = factors_of(dim)
+                yield parameter.path, axis, 1 if alternate else halves
 
 
 def _reads_halves(step: Step) -> bool:

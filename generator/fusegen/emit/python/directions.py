@@ -175,8 +175,10 @@ class _Printer:
                 return self._call(segment, conditions)
             case Start():
                 sources = [self._value(name, conditions) for name in segment.operands]
-                words = [f'"{self.plan.cell}"', f'"{segment.group.name}"', segment.group.name]
-                words += [_tuple(sources), *(f'{k}="{v}"' for k, v in segment.attributes)]
+                step = f"{self.direction.name}: {segment.kind} of {', '.join(segment.operands)}"
+                group = segment.group.name
+                place = f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
+                words = [place, _tuple(sources), *(f'{k}="{v}"' for k, v in segment.attributes)]
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
                 end = "," if len(segment.results) == 1 else ""

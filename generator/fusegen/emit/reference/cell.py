@@ -142,7 +142,7 @@ def reference_context(plan: ModulePlan) -> ReferenceContext:
     programs = tuple(_checked(view, each, merged[each.function]) for view, each in plan.ops)
     lines = [line for text in pointwise for line in text.body]
     lines += [line for program in programs for line in program.type_checks]
-    exact = _exact_text(plan) if plan.quantizations else None
+    exact = _exact_text(plan) if plan.exact_apart else None
     calls = [step.call for program in programs for step in program.steps]
     calls += [step.call for step in (exact.steps if exact else ())]
     calls += [load.source for text in pointwise for load in text.loads]
@@ -417,16 +417,17 @@ def _row(plan: ModulePlan, program: Program, name: str, conditions: Conditions) 
 
 def _check_line(plan: ModulePlan, check: Check) -> str:
     """One call into ``reference/_checks.py``."""
-    name = f'"{check.tensor}", {check.tensor}'
+    tensor, reference = check.names
+    name = f'"{tensor}", {check.tensor}'
     match check.kind:
         case CheckKind.IO_DTYPE:
             return f"checks.io_dtype(CELL, {name})"
         case CheckKind.SAME_DTYPE:
-            return f'checks.same_dtype(CELL, {name}, "{check.reference}", {check.reference})'
+            return f'checks.same_dtype(CELL, {name}, "{reference}", {check.reference})'
         case CheckKind.DTYPE:
             return f"checks.dtype(CELL, {name}, torch.{dtypes.info(check.dtype).torch})"
         case CheckKind.DEVICE:
-            return f'checks.device(CELL, {name}, "{check.reference}", {check.reference})'
+            return f'checks.device(CELL, {name}, "{reference}", {check.reference})'
         case CheckKind.RANK:
             exact = "" if check.exact else ", exact=False"
             return f'checks.rank(CELL, {name}, {check.number}, "{check.label}"{exact})'

@@ -552,12 +552,12 @@ def _root(size: Expr) -> str:
 
 def _exact_name(plan: ModulePlan) -> str:
     """The function of the reference without quantisation."""
-    return "exact" if plan.quantizations else "forward"
+    return "exact" if plan.exact_apart else "forward"
 
 
 def _exact_keywords(plan: ModulePlan) -> list[str]:
     """What the reference takes besides tensors: flags where it saves something, and scalars."""
-    flags = () if plan.quantizations else plan.forward.flags
+    flags = () if plan.exact_apart else plan.forward.flags
     keywords = [*(f"{flag}=True" for flag in flags)]
     return keywords + [f"{a.name}={a.default!r}" for a in plan.attributes]
 
@@ -566,7 +566,7 @@ def _exact_call(plan: ModulePlan) -> str:
     """The reference as a function of tensors that returns the outputs alone, as tests see them."""
     name, keywords = f"reference.{_exact_name(plan)}", _exact_keywords(plan)
     count = len(plan.outputs)
-    kept = not plan.quantizations and len(plan.forward.results) > count
+    kept = not plan.exact_apart and len(plan.forward.results) > count
     call = f"{name}({', '.join(('**tensors', *keywords))})"
     if count > 1:
         return f"lambda **tensors: support.joined({call}{f'[:{count}]' if kept else ''})"

@@ -27,6 +27,9 @@ template <class Config>
 struct Untransposed : quantizing::Unstaged<Config> {
   static_assert(Config::Format::kBits == 8 && !Config::kHadamard && !Config::kStochastic,
                 "4 bits are read K-major only, and transforms run along transposed rows");
+  // Places in atoms, of both orientations at once, take registers that four blocks would not have.
+  static constexpr int kBlocksPerSm =
+      Config::kAtoms && Config::kBlocksPerSm > 3 ? 3 : Config::kBlocksPerSm;
 };
 
 namespace quantizing {

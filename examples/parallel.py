@@ -1,0 +1,221 @@
+"""A mixture-of-experts language model over many ranks: tensor, sequence and expert parallel, FSDP2.
+
+    alias add="fusegen generate --arch cpu --recipe bf16 --out split"
+    add --module linear --option column_sequence_parallel
+    add --module linear --option row_sequence_parallel
+    add --module moe_layer --option tensor_sequence_parallel
+    add --module router
+    torchrun --nproc-per-node 4 examples/parallel.py split/cpu --tensor 2
+
+With `--arch sm_90a` and `split/sm_90a` the same runs on GPUs over NCCL.  Ranks form a mesh of data
+by tensor.  Those of a row have the same sequences, of which each has a slice of the positions, and
+parts of the weights of attention and experts; those of a column have sequences and experts of their
+own.
+
+    attention   weights split over tensor, FSDP2 over data
+    experts     spread over data, each split over tensor
+    the rest    FSDP2 over all ranks
+
+However many there are, ranks see the same batches and begin with the same weights, so the losses
+are the same but for rounding and for the routers' own losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from moe_layer import device_for, load_bundle
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+VOCABULARY, HIDDEN, HEADS, INNER, EXPERTS, LAYERS = 64, 64, 4, 128, 8, 2
+BATCH, LENGTH, STEPS = 8, 32, 60
+
+
+class Attention(nn.Module):
+    """Causal attention of this rank's heads, between a product by columns and one by rows."""
+
+    def __init__(self, cells: dict[str, Any], mesh: DeviceMesh, device: str) -> None:
+        super().__init__()
+        tensor = mesh["tensor"].get_group()
+        own = HIDDEN // mesh["tensor"].size()
+        self.inputs = cells["column"].Linear(HIDDEN, 3 * own, device=device, tensor_group=tensor)
+        self.outputs = cells["row"].Linear(own, HIDDEN, device=device, tensor_group=tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [positions of the rank, sequences, hidden] -> the same."""
+        every = self.inputs(x)  # of all positions
+        heads = every.unflatten(-1, (-1, 3, HIDDEN // HEADS)).permute(3, 1, 2, 0, 4)
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.outputs(mixed.permute(2, 0, 1, 3).flatten(2).contiguous())
+
+
+class Block(nn.Module):
+    """Attention, then experts; each behind a norm and added to its input."""
+
+    def __init__(self, cells: dict[str, Any], mesh: DeviceMesh, device: str) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(HIDDEN) for _ in range(2))
+        self.router = cells["router"].Router(HIDDEN, EXPERTS, aux_coefficient=1e-2)
+        with torch.random.fork_rng():  # what they draw depends on how many ranks there are
+            self.attention = Attention(cells, mesh, device)
+            own = cells["moe_layer"].MoELayer(
+                EXPERTS // mesh["data"].size(),
+                HIDDEN,
+                INNER // mesh["tensor"].size(),
+                device=device,
+                tensor_group=mesh["tensor"].get_group(),
+            )
+        self.experts = cells["expert_parallel"].ExpertParallel(own, mesh["data"].get_group())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [positions, sequences, hidden] -> the same, and the loss of an uneven load."""
+        x = x + self.attention(self.norms[0](x).bfloat16())
+        rows = self.norms[1](x).flatten(0, 1).bfloat16()
+        probs, aux_loss, _, ids, _ = self.router(rows)
+        return x + self.experts(rows, probs, ids).view_as(x), aux_loss
+
+
+class Model(nn.Module):
+    """Tokens to logits of the next ones."""
+
+    def __init__(self, cells: dict[str, Any], mesh: DeviceMesh, device: str) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, HIDDEN)
+        self.positions = nn.Embedding(LENGTH, HIDDEN)
+        self.blocks = nn.ModuleList(Block(cells, mesh, device) for _ in range(LAYERS))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, tokens: Tensor, following: Tensor, places: Tensor) -> Tensor:
+        """tokens, following [positions, sequences], places [positions] -> the mean loss."""
+        x, extra = self.tokens(tokens) + self.positions(places)[:, None], []
+        for block in self.blocks:
+            x, aux_loss = block(x)
+            extra.append(aux_loss)
+        loss = functional.cross_entropy(self.head(x).flatten(0, 1), following.flatten())
+        return loss + torch.stack(extra).sum()
+
+
+def batch(step: int) -> Tensor:
+    """The sequences of a step: each token follows from the one before it, most of the time."""
+    draws = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=draws)
+    noise = torch.rand(tokens.shape, generator=draws) < 0.05
+    for place in range(1, LENGTH + 1):
+        following = (5 * tokens[:, place - 1] + 1) % VOCABULARY
+        tokens[:, place] = torch.where(noise[:, place], tokens[:, place], following)
+    return tokens
+
+
+def load(bundle: Path) -> dict[str, Any]:
+    """The modules of a bundle that the model has."""
+    name = load_bundle(bundle).__name__
+    names = {
+        "column": "linear__bf16__column_sequence_parallel",
+        "row": "linear__bf16__row_sequence_parallel",
+        "moe_layer": "moe_layer__bf16__tensor_sequence_parallel",
+        "router": "router__bf16",
+        "expert_parallel": "integrations.expert_parallel",
+        "tensor_parallel": "integrations.tensor_parallel",
+    }
+    return {key: importlib.import_module(f"{name}.{module}") for key, module in names.items()}
+
+
+def draw(layer: nn.Module, cells: dict[str, Any], first: int, experts: int) -> None:
+    """Give a layer its part of weights that do not depend on how many ranks there are.
+
+    Args:
+        layer: tensor parallel.
+        cells: of the bundle.
+        first: number of its first expert; 0 of a layer without.
+        experts: how many there are on all ranks; 0 of a layer without.
+    """
+    whole = {}
+    for path, value in cells["tensor_parallel"].write(layer).items():
+        shape = (experts, *value.shape[1:]) if experts else value.shape
+        every = torch.randn(shape) * shape[-1] ** -0.5
+        whole[path] = (every[first : first + len(value)] if experts else every).to(value)
+    layer.load_state_dict(cells["tensor_parallel"].read(layer, whole))
+
+
+def make(bundle: Path, mesh: DeviceMesh, device: str) -> tuple[nn.Module, dict[nn.Parameter, int]]:
+    """The model of this rank, and weights whose gradients are sums: of how many ranks' means."""
+    cells, sums = load(bundle), {}
+    torch.manual_seed(0)
+    model = Model(cells, mesh, device).to(device)
+    for block in model.blocks:
+        for layer in (block.attention.inputs, block.attention.outputs):
+            draw(layer, cells, 0, 0)
+            fully_shard(layer, mesh=mesh["data"])
+        draw(block.experts.layer, cells, block.experts.first, EXPERTS)
+        sums |= dict.fromkeys(block.experts.parameters(), mesh.size())
+    every = mesh._flatten("every") if mesh.ndim > 1 else mesh
+    attention = {p for block in model.blocks for p in block.attention.parameters()}
+    for block in model.blocks:  # of another type than the rest
+        fully_shard(block.router, mesh=every)
+    fully_shard(model, mesh=every, ignored_params={*sums, *attention})
+    sums |= dict.fromkeys(attention, mesh["tensor"].size())
+    return model, sums
+
+
+def train(
+    model: nn.Module, sums: dict[nn.Parameter, int], mesh: DeviceMesh, device: str
+) -> list[float]:
+    """The losses of all steps, of all ranks."""
+    data, tensor = mesh["data"], mesh["tensor"]
+    own = slice(data.get_local_rank(), None, data.size())
+    places = torch.arange(LENGTH, device=device).chunk(tensor.size())[tensor.get_local_rank()]
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():  # an optimiser has parameters of one mesh
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    optimisers = [torch.optim.AdamW(each, lr=5e-3) for each in groups.values()]
+    losses = []
+    for step in range(STEPS):
+        tokens = batch(step)[own].T.to(device)
+        loss = model(tokens[places], tokens[places + 1], places)
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        loss.backward()
+        for weight, ranks in sums.items():
+            if weight.grad is not None:
+                weight.grad /= ranks
+        for optimiser in optimisers:
+            optimiser.step()
+        mean = loss.detach() / mesh.size()
+        dist.all_reduce(mean)
+        losses.append(mean.item())
+    return losses
+
+
+def main() -> None:
+    """One rank of those that torchrun starts, or the only one."""
+    words = argparse.ArgumentParser(description="Train over many ranks.")
+    words.add_argument("bundle", type=Path, help="folder of the bundle, such as split/cpu")
+    words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
+    given = words.parse_args()
+    bundle = given.bundle.resolve()
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    kind = device_for(bundle.name, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    dist.init_process_group("gloo" if kind == "cpu" else "nccl", **alone)
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    shape = (dist.get_world_size() // given.tensor, given.tensor)
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor"))
+    losses = train(*make(bundle, mesh, kind), mesh, kind)
+    if dist.get_rank() == 0:
+        print(f"data {shape[0]}, tensor {shape[1]}, experts {EXPERTS}")
+        print(f"loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

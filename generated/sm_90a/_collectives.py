@@ -1,0 +1,220 @@
+"""Collectives between the ops of a module: each is started, and waited for when it is needed.
+
+They are PyTorch's functional ones, which compilers trace and CUDA graphs capture.  No op has a
+process group in its schema; groups are attributes of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class Place(NamedTuple):
+    """Where a module communicates.
+
+    Attributes:
+        cell: the module.
+        step: what it does there, for messages.
+        keyword: of the group in the module.
+        group: the ranks; None for all.
+    """
+
+    cell: str
+    step: str
+    keyword: str
+    group: ProcessGroup | None
+
+    @property
+    def ranks(self) -> Any:
+        """The group, as functional collectives know it.
+
+        Raises:
+            RuntimeError: there are no ranks; the message says how to form a group.
+        """
+        if self.group is None and not torch.distributed.is_initialized():
+            raise RuntimeError(
+                f"{self.cell}: {self.keyword}: expected a process group, got none; call "
+                f"torch.distributed.init_process_group() before the first step, or set "
+                f"{self.keyword}"
+            )
+        return torch.distributed.group.WORLD if self.group is None else self.group
+
+
+class Pending(NamedTuple):
+    """A collective that was started, or one that has nothing to send.
+
+    Attributes:
+        place: where.
+        value: what it gives, once it is waited for; None where nothing was sent.
+        shapes: of the parts of several sources, one behind the other; None for an absent source.
+            Empty where there is one source alone.
+        here: the results where nothing was sent.
+    """
+
+    place: Place
+    value: Tensor | None
+    shapes: tuple[torch.Size | None, ...] = ()
+    here: tuple[Tensor | None, ...] = ()
+
+
+def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: str) -> Pending:
+    """Start to reduce tensors elementwise over ranks: one collective for all of them.
+
+    Args:
+        place: where.
+        sources: of one type; absent ones are the same on every rank.
+        op: such as `max`.
+
+    Raises:
+        RuntimeError: there are no ranks, or one of them is lost; the message names the place.
+    """
+    present = [source for source in sources if source is not None]
+    if not present or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    name = place.ranks.group_name
+    with _named(place):
+        if len(sources) == 1:
+            every = torch.ops._c10d_functional.all_reduce(present[0].contiguous(), op, name)
+            return Pending(place, every)
+        shapes = tuple(None if source is None else source.shape for source in sources)
+        joined = torch.cat([source.flatten() for source in present])
+        return Pending(place, torch.ops._c10d_functional.all_reduce(joined, op, name), shapes)
+
+
+def start_all_gather(place: Place, sources: tuple[Tensor | None]) -> Pending:
+    """Start to gather the rows of all ranks, in their order; of all dimensions the first grows.
+
+    Args:
+        place: where.
+        sources: one, of the same shape on all ranks.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+    (source,) = sources
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    ranks = place.ranks
+    with _named(place):
+        every = torch.ops._c10d_functional.all_gather_into_tensor(
+            source.contiguous(), ranks.size(), ranks.group_name
+        )
+    return Pending(place, every)
+
+
+def start_reduce_scatter(place: Place, sources: tuple[Tensor | None]) -> Pending:
+    """Start to add up tensors over ranks, of which each gets its own rows.
+
+    Args:
+        place: where.
+        sources: one, of the same shape on all ranks.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`; or ranks would not get as many rows each.
+    """
+    (source,) = sources
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    ranks = place.ranks
+    if source.shape[0] % ranks.size():
+        raise RuntimeError(
+            f"{place.cell}: {place.keyword}: expected a first dimension that {ranks.size()} ranks "
+            f"have equal parts of, got {source.shape[0]}; pad the tokens"
+        )
+    with _named(place):
+        own = torch.ops._c10d_functional.reduce_scatter_tensor(
+            source.contiguous(), "sum", ranks.size(), ranks.group_name
+        )
+    return Pending(place, own)
+
+
+def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
+    """This rank's share of what is added once to a sum over ranks; nothing is sent.
+
+    Args:
+        place: where.
+        sources: one, the same on all ranks.
+
+    Raises:
+        RuntimeError: there are no ranks.
+    """
+    (source,) = sources
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    return Pending(place, None, here=(source / place.ranks.size(),))
+
+
+def wait(pending: Pending) -> tuple[Tensor | None, ...]:
+    """The results of a collective, one for each source, in the order of the current stream.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+    if pending.value is None:
+        return pending.here
+    with _named(pending.place):
+        given = functional.wait_tensor(pending.value)
+    if not pending.shapes:
+        return (given,)
+    sizes = [shape.numel() for shape in pending.shapes if shape is not None]
+    parts = iter(given.split(sizes))
+    return tuple(None if shape is None else next(parts).view(shape) for shape in pending.shapes)
+
+
+def count(group: ProcessGroup | None) -> int:
+    """How many ranks there are; 1 before there are any."""
+    initialized = torch.distributed.is_initialized()
+    return torch.distributed.get_world_size(group) if initialized else 1
+
+
+def compare(cell: str, keyword: str, group: ProcessGroup | None, **facts: str) -> None:
+    """Refuse a module that is not the same on all ranks, before any of them communicates.
+
+    Nothing is compared before there are ranks, nor where they are pretended (backend `fake`).
+
+    Args:
+        cell: the module.
+        keyword: of the group in it.
+        group: the ranks; None for all.
+        facts: what has to be the same.
+
+    Raises:
+        ValueError: on all ranks, something is not; the message says what, and where.
+    """
+    if not torch.distributed.is_initialized():
+        return
+    if torch.distributed.get_backend(group) == "fake":
+        return
+    own = {"module": cell, **facts}
+    every: list[Any] = [None] * torch.distributed.get_world_size(group)
+    with _disable_current_modes():
+        torch.distributed.all_gather_object(every, own, group)
+    here = torch.distributed.get_rank(group)
+    for rank, other in enumerate(every):
+        for key in dict.fromkeys((*own, *other)):
+            if own.get(key) != other.get(key):
+                raise ValueError(
+                    f"{cell}: {keyword}: {key}: {own.get(key)} on rank {here}, {other.get(key)} on "
+                    f"rank {rank}; all ranks need the same bundle and sizes"
+                )
+
+
+@contextmanager
+def _named(place: Place) -> Iterator[None]:
+    """An error of a collective says which one it was, and on which rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank = torch.distributed.get_rank(place.group)
+        raise RuntimeError(
+            f"{place.cell}: {place.step} over {place.keyword} failed on rank {rank} of "
+            f"{place.ranks.size()}: {error}"
+        ) from error

@@ -1,0 +1,304 @@
+"""Weights that ranks have parts of, over gloo: what parts give alone, added up where they are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusegen.ir.naming import Cell
+
+from .loading import load_bundle, write_cells
+from .ranks import Place, run_ranks
+
+RANKS = 2
+MODULES = {
+    "column": ("linear", "grouped_linear"),
+    "row": ("linear", "grouped_linear"),
+    "tensor": ("mlp", "mlp_swiglu", "grouped_mlp", "moe_layer", "shared_moe_layer"),
+}
+RECIPES = ("fp8_block", "fp8_delayed", "mxfp8")
+UNDER_RECIPES = (("column", "linear"), ("row", "linear"), ("tensor", "moe_layer"))
+COMPILED = (("column", "linear"), ("tensor", "mlp_swiglu"))
+Tensors = dict[str, torch.Tensor]
+Found = list[dict[str, Tensors]]
+"""Of each rank: what its part gives with the others, and alone, and what the whole layer gives."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module that ranks have parts of."""
+
+    split: str
+    module: str
+    recipe: str = "bf16"
+    sequence: bool = False
+    bias: bool = True
+    compiled: bool = False
+
+    @property
+    def word(self) -> str:
+        """The option."""
+        return f"{self.split}_{'sequence_' if self.sequence else ''}parallel"
+
+    def __str__(self) -> str:
+        words = (self.module, self.recipe, self.word, "compiled" if self.compiled else "eager")
+        return "-".join(words)
+
+
+CASES = [
+    Case(split, module, sequence=sequence)
+    for split, modules in MODULES.items()
+    for module in modules
+    for sequence in (False, True)
+    if not (sequence and module.startswith("grouped"))
+]
+CASES += [
+    Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
+]
+CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
+
+# A rank runs its part with the others, then alone, on what all ranks have; and the whole layer.
+RANK = """
+import importlib, json
+from bundle.integrations import tensor_parallel
+TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 128, 256, 512, 4, 2
+
+def counted(ids):
+    return torch.stack([(ids == expert).sum() for expert in range(EXPERTS)])
+
+def run(layer, call, x, dy, inputs):
+    x = x.clone().requires_grad_()
+    inputs = {key: counted(inputs["ids"]) if value is None else value.clone()
+              for key, value in inputs.items()}
+    if "probs" in inputs:
+        inputs["probs"].requires_grad_()
+    y = call(x, **inputs)
+    y.backward(dy)
+    found = {"y": y.detach(), "dx": x.grad}
+    found |= {"dprobs": inputs["probs"].grad} if "probs" in inputs else {}
+    found |= {f"d{key}": p.grad for key, p in layer.named_parameters()}
+    return {key: value.cpu() for key, value in found.items()}
+
+def find(name, recipe, split, word, sequence, bias, compiled):
+    seed = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=seed).bfloat16().to(device)
+
+    rows = TOKENS * ranks
+    if "linear" in name:
+        sizes = {"row": (HIDDEN // ranks, INTERMEDIATE), "column": (HIDDEN, INTERMEDIATE // ranks)}
+        wide, own = (HIDDEN, INTERMEDIATE), sizes[split]
+    else:
+        wide, own = (HIDDEN, INTERMEDIATE), (HIDDEN, INTERMEDIATE // ranks)
+        if name == "shared_moe_layer":
+            wide, own = (*wide, INTERMEDIATE), (*own, INTERMEDIATE // ranks)
+    outer = INTERMEDIATE if "linear" in name else HIDDEN
+    x, dy = draw(rows, HIDDEN), draw(rows, outer)
+    experts, inputs = (), {}
+    if "grouped" in name or "moe" in name:
+        experts = (EXPERTS,)
+    if "grouped" in name:
+        inputs["split_sizes"] = torch.tensor([rows // 2, 0, rows // 4, rows // 4], device=device)
+    if name == "grouped_mlp":
+        inputs["probs"] = torch.rand(rows, generator=seed).to(device)
+    if "moe" in name:
+        inputs["probs"] = torch.rand(rows, CHOICES, generator=seed).to(device)
+        ids = torch.rand(rows, EXPERTS, generator=seed).topk(CHOICES).indices.int()
+        ids[::5] = -1
+        inputs["ids"], inputs["counts"] = ids.to(device), None
+
+    def build(cell, sizes):
+        module = importlib.import_module(f"bundle.{cell}")
+        (kind,) = (each for each in vars(module).values() if isinstance(each, type)
+                   and issubclass(each, torch.nn.Module) and each.__module__ == module.__name__
+                   and not each.__name__.startswith("_"))
+        return kind(*experts, *sizes, bias=bias, device=device)
+
+    plain = f"{name}__{recipe}"
+    whole, alone = build(plain, wide), build(plain, own)
+    spread = build(f"{plain}__{word}", own)
+    state = {key: draw(*p.shape) * p.shape[-1] ** -0.5 for key, p in whole.named_parameters()}
+    whole.load_state_dict({**whole.state_dict(), **state})
+    own_state = tensor_parallel.read(spread, {f"a.{key}": v for key, v in state.items()}, "a.")
+    spread.load_state_dict(own_state)
+    written = tensor_parallel.write(spread, "b.")
+    assert written.keys() == {f"b.{key}" for key in state}
+    assert all(torch.equal(written[f"b.{key}"], value) for key, value in state.items())
+    # A parameter that all ranks have and add to a sum is shared out.
+    parts = {key: own_state[key] for key in state}
+    parts |= {key: value / ranks for key, value in parts.items()
+              if value.shape == state[key].shape}
+    alone.load_state_dict({**alone.state_dict(), **parts})
+
+    def local(value, is_split, key=""):
+        if is_split:
+            return value.chunk(ranks, 1)[rank]
+        return value.chunk(ranks)[rank] if sequence and key != "split_sizes" else value
+
+    call = torch.compile(spread, fullgraph=True, backend="aot_eager") if compiled else spread
+    part_x = local(x, True) if split == "row" else x
+    part_dy = local(dy, True) if split == "column" else dy
+    own_x, own_dy = local(x, split == "row"), local(dy, split == "column")
+    own_inputs = {key: value if value is None else local(value, False, key)
+                  for key, value in inputs.items()}
+    found = {
+        "spread": run(spread, call, own_x, own_dy, own_inputs),
+        "alone": run(alone, alone, part_x, part_dy, inputs),
+        "whole": run(whole, whole, x, dy, inputs),
+    }
+    if recipe != "fp8_delayed":  # a forward that nobody asks gradients of is the same
+        own_inputs = {key: counted(own_inputs["ids"]) if value is None else value
+                      for key, value in own_inputs.items()}
+        with torch.no_grad():
+            assert torch.equal(spread(own_x, **own_inputs).cpu(), found["spread"]["y"])
+    return found
+
+torch.save([find(*case) for case in json.loads(words[0])], f"{folder}/{rank}.pt")
+"""
+
+DIFFERENT = """
+import importlib
+cell, features = words[rank].split(":")
+module = importlib.import_module(f"bundle.{cell}")
+try:
+    module.Linear(256, int(features))
+except ValueError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+"""
+
+ODD = """
+import importlib
+module = importlib.import_module("bundle.linear__bf16__row_sequence_parallel")
+layer = module.Linear(64, 64)
+try:
+    layer(torch.randn(33, 64).bfloat16())
+except RuntimeError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+"""
+
+# Rank 1 is gone when rank 0 waits for it.
+DEAD = """
+import datetime, importlib, os
+layer = importlib.import_module("bundle.mlp__bf16__tensor_parallel").MLP(64, 64)
+x = torch.randn(32, 64).bfloat16().requires_grad_()
+y = layer(x)
+if rank == 1:
+    os._exit(0)
+try:
+    y.sum().backward()
+except RuntimeError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Where the ranks run."""
+    return Place(generate("cpu", tmp_path_factory.mktemp("split")))
+
+
+@pytest.fixture(scope="module")
+def found(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Found]:
+    """What ranks give, in every case."""
+    return run_cases(place, tmp_path_factory.mktemp("ranks"))
+
+
+def generate(arch: str, out: Path) -> Path:
+    """A bundle of whole and of split modules, below a folder."""
+    words = ((case, ()) for case in CASES), ((case, (case.word,)) for case in CASES)
+    cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
+    return write_cells("split", arch, out, sorted(cells))
+
+
+def run_cases(place: Place, folder: Path) -> dict[Case, Found]:
+    """What each rank found, of all cases in two processes."""
+    words = [(c.module, c.recipe, c.split, c.word, c.sequence, c.bias, c.compiled) for c in CASES]
+    run_ranks(RANK, folder, place, json.dumps(words), ranks=RANKS)
+    found = (torch.load(folder / f"{rank}.pt") for rank in range(RANKS))
+    return dict(zip(CASES, map(list, zip(*found, strict=True)), strict=True))
+
+
+def test_ranks_are_one_layer(found: dict[Case, Found]) -> None:
+    for case in CASES:
+        check(found[case], case)
+
+
+def check(found: Found, case: Case) -> None:
+    """Bits of what each rank's part gives alone, added up where the collective does; and nearly
+    what the whole layer gives.
+    """
+    added_up = {"column": {"dx"}, "row": {"y"}, "tensor": {"y", "dx", "dprobs"}}[case.split]
+    limit = 1e-2 if case.recipe == "bf16" else 0.1
+    for name, whole in found[0]["whole"].items():
+        alone = [each["alone"][name] for each in found]
+        spread = [each["spread"][name] for each in found]
+        if name in added_up:
+            total = alone[0] + alone[1]
+            wanted = [*total.chunk(RANKS)] if case.sequence else [total] * RANKS
+        else:
+            wanted = alone
+        assert all(map(torch.equal, spread, wanted)), f"{case}: {name}"
+        error = (joined(spread, whole).double() - whole.double()).norm()
+        assert error <= limit * whole.double().norm(), f"{case}: {name}"
+
+
+def joined(spread: list[torch.Tensor], whole: torch.Tensor) -> torch.Tensor:
+    """What ranks have, side by side; gates are before all that they gate, of all ranks."""
+    if spread[0].shape == whole.shape:
+        return spread[0]
+    shapes = zip(spread[0].shape, whole.shape, strict=True)
+    axis = next(axis for axis, (own, every) in enumerate(shapes) if own != every)
+    side_by_side = torch.cat(spread, axis)
+    halves = [half for k in range(2) for half in (each.chunk(2, axis)[k] for each in spread)]
+    ways = (side_by_side, torch.cat(halves, axis))
+    return min(ways, key=lambda way: float((way.double() - whole.double()).norm()))
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("linear__bf16__column_parallel:64", "linear__bf16__column_parallel:128"), "sizes"),
+        (("linear__bf16__column_parallel:64", "linear__bf16__row_parallel:64"), "module"),
+    ],
+)
+def test_ranks_that_differ_are_refused(
+    place: Place, words: tuple[str, str], wanted: str, tmp_path: Path
+) -> None:
+    run_ranks(DIFFERENT, tmp_path, place, *words, ranks=RANKS)
+    for rank in range(RANKS):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert "all ranks need the same bundle and sizes" in said and f"rank {1 - rank}" in said
+        assert f"tensor_group: {wanted}: " in said
+
+
+def test_tokens_that_ranks_cannot_share_are_refused(place: Place, tmp_path: Path) -> None:
+    run_ranks(ODD, tmp_path, place, ranks=RANKS)
+    said = (tmp_path / "0.txt").read_text()
+    assert "expected a first dimension that 2 ranks have equal parts of, got 33" in said
+
+
+def test_a_rank_that_dies_is_an_error_that_names_rank_and_step(
+    place: Place, tmp_path: Path
+) -> None:
+    run_ranks(DEAD, tmp_path, place, ranks=RANKS)
+    said = (tmp_path / "0.txt").read_text()
+    assert "mlp__bf16__tensor_parallel: backward: all_reduce of dx_part over tensor_group" in said
+    assert "failed on rank 0 of 2" in said
+
+
+def test_a_whole_layer_is_no_part(place: Place) -> None:
+    name = load_bundle("split_alone", place.bundle)
+    module = importlib.import_module(f"{name}.linear__bf16")
+    parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
+    with pytest.raises(TypeError, match="expected a module of this bundle with an option"):
+        parallel.read(module.Linear(64, 64), {})
