@@ -152,8 +152,9 @@ def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
     return Pending(place, None, here=(source / place.ranks.size(),))
 
 
-def wait(pending: Pending) -> tuple[Tensor | None, ...]:
-    """The results of a collective, one for each source, in the order of the current stream.
+def wait(pending: Pending) -> tuple[Any, ...]:
+    """The results of a collective, in the order of the current stream: a tensor for each source,
+    None for an absent one.
 
     Raises:
         RuntimeError: as `start_all_reduce`.

@@ -98,13 +98,15 @@ class ExpertParallel(nn.Module):
 def _gathered(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
     """The rows of all ranks, one rank's after the other's."""
     place = _collectives.Place("ExpertParallel", f"all_gather of {name}", "group", group)
-    return _collectives.wait(_collectives.start_all_gather(place, (rows,)))[0]
+    every: Tensor = _collectives.wait(_collectives.start_all_gather(place, (rows,)))[0]
+    return every
 
 
 def _added_up(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
     """This rank's part of the sum over ranks of rows, of which there are as many for each rank."""
     place = _collectives.Place("ExpertParallel", f"reduce_scatter of {name}", "group", group)
-    return _collectives.wait(_collectives.start_reduce_scatter(place, (rows,)))[0]
+    own: Tensor = _collectives.wait(_collectives.start_reduce_scatter(place, (rows,)))[0]
+    return own
 
 
 class _Gather(torch.autograd.Function):
