@@ -177,11 +177,12 @@ ODD = """
 import importlib
 module = importlib.import_module("bundle.linear__bf16__row_sequence_parallel")
 layer = module.Linear(64, 64)
-try:
-    layer(torch.randn(33, 64).bfloat16())
-except RuntimeError as error:
-    with open(f"{folder}/{rank}.txt", "w") as file:
-        file.write(str(error))
+for shape in ((33, 64), (64,)):
+    try:
+        layer(torch.randn(shape).bfloat16())
+    except RuntimeError as error:
+        with open(f"{folder}/{rank}.txt", "a") as file:
+            print(error, file=file)
 """
 
 # Rank 1 is gone when rank 0 waits for it.
@@ -283,8 +284,9 @@ def test_ranks_that_differ_are_refused(
 
 def test_tokens_that_ranks_cannot_share_are_refused(place: Place, tmp_path: Path) -> None:
     run_ranks(ODD, tmp_path, place, ranks=RANKS)
-    said = (tmp_path / "0.txt").read_text()
-    assert "expected a first dimension that 2 ranks have equal parts of, got 33" in said
+    odd, one_row = (tmp_path / "0.txt").read_text().splitlines()
+    assert "expected a first dimension that 2 ranks have equal parts of, got 33" in odd
+    assert "expected 2 dimensions or more, the first of them of tokens" in one_row
 
 
 def test_a_rank_that_dies_is_an_error_that_names_rank_and_step(

@@ -9,6 +9,7 @@ from itertools import groupby
 from ...ir.plan import ModulePlan
 from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
+from ...steps.collectives import collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, return_annotation, tensor_text
 
@@ -179,10 +180,17 @@ class _Printer:
                 group = segment.group.name
                 place = f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
                 words = [place, _tuple(sources), *(f'{k}="{v}"' for k, v in segment.attributes)]
+                words += self._dimensions(segment)
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
                 end = "," if len(segment.results) == 1 else ""
                 return f"{', '.join(segment.results)}{end} = _collectives.wait({segment.future})"
+
+    def _dimensions(self, start: Start) -> Iterator[str]:
+        """How many dimensions a tensor has at least whose first is that of rows."""
+        if collective(start.kind).moves_rows:
+            (name,) = start.operands
+            yield f"dims={len(self.plan.buffer(name).shape.flat)}"
 
     def _call(self, program: Program, conditions: Conditions) -> str:
         words = [self._value(argument.buffer, conditions) for argument in program.arguments]

@@ -1,0 +1,167 @@
+"""Ranks that have parts of a module's weights: what they exchange, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plans import SPECS, plan_of
+
+from fusegen.checks.load import load
+from fusegen.ir.naming import Cell
+from fusegen.ir.plan import ModulePlan
+from fusegen.ir.program import Program
+from fusegen.ir.segments import Start
+from fusegen.options.tensor_parallel import PARALLEL, Parallel, Split
+from fusegen.passes.draft import EMPTY, Draft, NotPossible
+from fusegen.passes.pipeline import PASSES, context_of, resolve_module
+from fusegen.passes.tensor_parallel import split_over_ranks
+from fusegen.publish.paths import builtin_specs
+from fusegen.spec.cells import product
+from fusegen.spec.offers import not_offered
+
+
+def segments(plan: ModulePlan, name: str) -> list[str]:
+    """Each segment of a direction, by what it does and gives."""
+    direction = plan.direction(name)
+    assert direction is not None
+    kinds = {Program: "op", Start: "start"}
+    return [" ".join((kinds.get(type(each), "wait"), *each.gives)) for each in direction.segments]
+
+
+def drafted(module: str) -> Draft:
+    """A module before anything is quantised."""
+    context, draft = context_of(SPECS, Cell(module, "bf16"), "cpu"), EMPTY
+    for each in PASSES:
+        if each.name == "recompute":
+            return draft
+        draft = each.run(draft, context) if each.applies(context) else draft
+    raise AssertionError("no such pass")
+
+
+def test_gradients_of_inputs_move_while_those_of_weights_are_computed() -> None:
+    plan = plan_of("cpu", Cell("linear", "bf16", ("column_sequence_parallel",)))
+    assert segments(plan, "forward") == [
+        "start forward_x_all_pending",
+        "wait x_all",
+        "op y",
+    ]
+    assert segments(plan, "backward") == [
+        "start backward_x_all_pending",
+        "op dx_part",
+        "start backward_dx_part_pending",
+        "wait x_all",
+        "op dweight dbias",
+        "wait dx",
+    ]
+    assert [result.buffer for result in plan.saved] == ["x", "weight"]  # not what was gathered
+    assert plan.arguments[0] == "x" and plan.split == ("N",)
+
+
+@pytest.mark.parametrize(
+    ("module", "word", "forward", "backward"),
+    [
+        ("linear", "column_parallel", [], ["all_reduce dx_part"]),
+        ("linear", "row_parallel", ["share bias", "all_reduce y_part"], []),
+        (
+            "linear",
+            "row_sequence_parallel",
+            ["share bias", "reduce_scatter y_part"],
+            ["all_gather dy"],
+        ),
+        (
+            "grouped_mlp",
+            "tensor_parallel",
+            ["share fc2_bias", "all_reduce y_part"],
+            ["all_reduce dx_part", "all_reduce dprobs_part"],
+        ),
+        (
+            "moe_layer",
+            "tensor_sequence_parallel",
+            [
+                *("all_gather x", "all_gather probs", "all_gather ids", "all_reduce counts"),
+                *("share fc2_bias", "reduce_scatter y_part"),
+            ],
+            [
+                *("all_gather dy", "all_gather x"),
+                *("reduce_scatter dx_part", "reduce_scatter dprobs_part"),
+            ],
+        ),
+    ],
+)
+def test_what_ranks_exchange(
+    module: str, word: str, forward: list[str], backward: list[str]
+) -> None:
+    plan = plan_of("cpu", Cell(module, "bf16", (word,)))
+    for name, wanted in (("forward", forward), ("backward", backward)):
+        direction = plan.direction(name)
+        assert direction is not None
+        assert [f"{s.kind} {' '.join(s.operands)}" for s in direction.starts] == wanted
+
+
+def test_kernels_and_ops_are_those_of_the_whole_module() -> None:
+    for arch, recipe in (("sm_90a", "fp8_block"), ("sm_100a", "mxfp8")):
+        plain, split = (
+            plan_of(arch, Cell("mlp_swiglu", recipe, words)) for words in ((), ("tensor_parallel",))
+        )
+        assert {each.name for each in split.kernel_sets} == {
+            each.name for each in plain.kernel_sets
+        }
+
+
+@pytest.mark.parametrize("word", PARALLEL)
+def test_what_is_offered_can_be_made(word: str) -> None:
+    offering = [n for n, m in SPECS.modules.items() if not_offered(word, m, SPECS.ops) is None]
+    assert offering
+    for cell in product(offering, ("bf16", "nvfp4")):
+        plan = resolve_module(SPECS, Cell(cell.module, cell.recipe, (word,)), "cpu")
+        assert plan.process_groups and plan.split and not plan.shardings
+
+
+@pytest.mark.parametrize(
+    ("module", "split", "sequence", "reason"),
+    [
+        (
+            "norm_mlp",
+            Split.BETWEEN,
+            False,
+            "pointwise reads all of 'z', of which a rank has a part",
+        ),
+        ("rms_norm_linear", Split.INPUTS, False, "norm rms reads all of 'x'"),
+        ("routed_moe_layer", Split.BETWEEN, False, "route_grad reads all of 'dprobs'"),
+        ("grouped_linear", Split.OUTPUTS, True, "'split_sizes' is not of tokens"),
+        ("silu", Split.OUTPUTS, False, "no dimension of its outputs"),
+    ],
+)
+def test_a_step_that_needs_more_is_named(
+    module: str, split: Split, sequence: bool, reason: str
+) -> None:
+    with pytest.raises(NotPossible, match=reason):
+        split_over_ranks(drafted(module), Parallel(split, sequence))
+
+
+def test_names_that_are_taken_are_left_alone(tmp_path: Path) -> None:
+    """A tensor of the module's own may be called what another would be inside."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "taken.yaml").write_text(
+        "edition: 2\nmodule: taken\nclass: Taken\nsummary: taken\n"
+        "dims: {T: tokens, K: inner, N: outer}\n"
+        "inputs:\n  x: {shape: [T..., K], role: input}\n"
+        "  x_all: {shape: [T..., N]}\n"
+        "chain:\n  - {op: linear, as: fc, out: h, dims: {K: K, N: N}}\n"
+        "  - {op: add_extra_input, as: sum, with: {extra: x_all}, dims: {D: N}}\n",
+        encoding="utf-8",
+    )
+    specs = load([builtin_specs(), tmp_path])
+    plan = resolve_module(specs, Cell("taken", "bf16", ("column_sequence_parallel",)), "cpu")
+    assert segments(plan, "forward")[:2] == ["start forward_x_all__pending", "wait x_all_"]
+    assert plan.inputs == ("x", "x_all")
+
+
+def test_sums_that_no_thread_has_registers_for_are_not_fused() -> None:
+    rowwise, block = (
+        plan_of("sm_80", Cell("linear_residual", r)) for r in ("fp8_rowwise", "fp8_block")
+    )
+    assert [s.primitive for s in rowwise.forward.steps][-2:] == ["gemm", "pointwise"]
+    assert block.forward.steps[-1].primitive == "gemm_pointwise"
