@@ -89,17 +89,19 @@ def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: st
         return Pending(place, torch.ops._c10d_functional.all_reduce(joined, op, name), shapes)
 
 
-def start_all_gather(place: Place, sources: tuple[Tensor | None]) -> Pending:
+def start_all_gather(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
     """Start to gather the rows of all ranks, in their order; of all dimensions the first grows.
 
     Args:
         place: where.
         sources: one, of the same shape on all ranks.
+        dims: that it has at least, if the first is to be one of rows.
 
     Raises:
-        RuntimeError: as `start_all_reduce`.
+        RuntimeError: as `start_all_reduce`; or it has no rows.
     """
     (source,) = sources
+    _refuse_one_row(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
@@ -110,17 +112,19 @@ def start_all_gather(place: Place, sources: tuple[Tensor | None]) -> Pending:
     return Pending(place, every)
 
 
-def start_reduce_scatter(place: Place, sources: tuple[Tensor | None]) -> Pending:
+def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
     """Start to add up tensors over ranks, of which each gets its own rows.
 
     Args:
         place: where.
         sources: one, of the same shape on all ranks.
+        dims: as of `start_all_gather`.
 
     Raises:
-        RuntimeError: as `start_all_reduce`; or ranks would not get as many rows each.
+        RuntimeError: as `start_all_gather`; or ranks would not get as many rows each.
     """
     (source,) = sources
+    _refuse_one_row(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
@@ -206,6 +210,14 @@ def compare(cell: str, keyword: str, group: ProcessGroup | None, **facts: str) -
                     f"{cell}: {keyword}: {key}: {own.get(key)} on rank {here}, {other.get(key)} on "
                     f"rank {rank}; all ranks need the same bundle and sizes"
                 )
+
+
+def _refuse_one_row(place: Place, source: Tensor | None, dims: int) -> None:
+    if source is not None and source.dim() < dims:
+        raise RuntimeError(
+            f"{place.cell}: {place.step}: expected {dims} dimensions or more, the first of them of "
+            f"tokens, which ranks have some of each, got shape {tuple(source.shape)}"
+        )
 
 
 @contextmanager
