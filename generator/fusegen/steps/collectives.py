@@ -15,31 +15,27 @@ class CollectiveDef:
     Attributes:
         name: in plans; `start_<name>` of the bundle's `_collectives.py` starts it.
         suffix: of what it gives for the ops, behind the name of what their caller gives.
-        summary: what it does, for people.
         attributes: names of its scalars, and the values that each may have.
         moves_rows: whether there are others in its results.
     """
 
     name: str
     suffix: str
-    summary: str
     attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     moves_rows: bool = False
 
 
-ALL_REDUCE = CollectiveDef(
-    "all_reduce", "sum", "every rank has the sum, or the largest", (("op", ("max", "sum")),)
-)
-ALL_GATHER = CollectiveDef(
-    "all_gather", "all", "every rank has the rows of all, in the order of ranks", moves_rows=True
-)
-REDUCE_SCATTER = CollectiveDef(
-    "reduce_scatter", "own", "every rank has its own rows of the sum", moves_rows=True
-)
-SHARE = CollectiveDef(
-    "share", "share", "every rank has an equal share, so that the sum is what there was"
-)
-"""Nothing is sent."""
+ALL_REDUCE = CollectiveDef("all_reduce", "sum", (("op", ("max", "sum")),))
+"""Every rank has the sum, or the largest."""
+
+ALL_GATHER = CollectiveDef("all_gather", "all", moves_rows=True)
+"""Every rank has the rows of all, in the order of ranks."""
+
+REDUCE_SCATTER = CollectiveDef("reduce_scatter", "own", moves_rows=True)
+"""Every rank has its own rows of the sum."""
+
+SHARE = CollectiveDef("share", "share")
+"""Every rank has an equal share, so that the sum is what there was; nothing is sent."""
 
 COLLECTIVES: tuple[CollectiveDef, ...] = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SHARE)
 """Every kind of collective."""
