@@ -24,6 +24,7 @@ MODULES = {
 RECIPES = ("fp8_block", "fp8_delayed", "mxfp8")
 UNDER_RECIPES = (("column", "linear"), ("row", "linear"), ("tensor", "moe_layer"))
 COMPILED = (("column", "linear"), ("tensor", "mlp_swiglu"))
+PER_GROUP = Cell("grouped_linear", "bf16", ("parameter_per_group", "row_parallel"))
 Tensors = dict[str, torch.Tensor]
 Found = list[dict[str, Tensors]]
 """Of each rank: what its part gives with the others, and alone, and what the whole layer gives."""
@@ -218,7 +219,7 @@ def generate(arch: str, out: Path) -> Path:
     """A bundle of whole and of split modules, below a folder."""
     words = ((case, ()) for case in CASES), ((case, (case.word,)) for case in CASES)
     cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
-    return write_cells("split", arch, out, sorted(cells))
+    return write_cells("split", arch, out, sorted({*cells, PER_GROUP}))
 
 
 def run_cases(place: Place, folder: Path) -> dict[Case, Found]:
@@ -304,3 +305,15 @@ def test_a_whole_layer_is_no_part(place: Place) -> None:
     parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
     with pytest.raises(TypeError, match="expected a module of this bundle with an option"):
         parallel.read(module.Linear(64, 64), {})
+
+
+def test_parameters_of_one_group_each_are_parts_too(place: Place) -> None:
+    name = load_bundle("split_per_group", place.bundle)
+    module = importlib.import_module(f"{name}.{PER_GROUP}")
+    parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
+    layer = module.GroupedLinear(2, 64, 32)
+    found = parallel._split(layer)  # of [N, K] each
+    assert {path: found[path] for path, _ in layer.named_parameters()} == {
+        "weight0": (1, 1),
+        "weight1": (1, 1),
+    }

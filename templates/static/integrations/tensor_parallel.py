@@ -74,7 +74,10 @@ def write(layer: nn.Module, prefix: str = "") -> dict[str, Tensor]:
 
 
 def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    """The dimension of each parameter that ranks have parts of, and its halves."""
+    """The dimension of each parameter that ranks have parts of, and its halves.
+
+    Parameters of one group each, `weight0` and so on, have all dimensions but that of groups.
+    """
     cell = type(layer).__module__.rpartition(".")[2]
     split = PARAMETERS[cell].split if cell in PARAMETERS else ()
     if not split:
@@ -82,7 +85,14 @@ def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
             f"tensor_parallel: {type(layer).__name__} of {cell}: expected a module of this bundle "
             "with an option for tensor parallelism"
         )
-    return {path: (axis, halves) for path, axis, halves in split}
+    found = {path: (axis, halves) for path, axis, halves in split}
+    names = {name for name, _ in layer.named_parameters()}
+    for name in names - found.keys():
+        whole = name.rstrip("0123456789")
+        if whole in found and whole not in names:
+            axis, halves = found[whole]
+            found[name] = (axis - 1, halves)
+    return found
 
 
 def _ranks(layer: nn.Module) -> Any:
