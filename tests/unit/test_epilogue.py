@@ -48,6 +48,8 @@ FIRED = {
 }
 """Fusions of GEMMs that apply to a module, whatever the recipe."""
 SCALED = "grouped_linear_bias_scaled_activation"
+CROWDED = ("fp8_rowwise", "sm_80")
+"""Where the scales of rows leave no registers for tiles that an epilogue reads."""
 GATED_IN = {
     "linear_activation_swiglu": ACTIVATED,
     "grouped_mlp": SCALED,
@@ -118,7 +120,16 @@ def test_every_fusion_of_gemms_is_tried_here() -> None:
 def test_they_apply_under_every_recipe(module: str, recipe: str, arch: str) -> None:
     plan = plan_of(module, recipe, arch)
     activated = {ACTIVATED} if module == "norm_mlp" and recipe not in CODES else set()
-    assert {step.rule for step in merged(plan)} == FIRED[module] | activated
+    expected, crowded = FIRED[module] | activated, set[str]()
+    if (recipe, arch) == CROWDED:
+        crowded = {rule for rule in FIRED[module] if rule.endswith("_add")}
+        expected -= crowded
+        if module == "scaled_residual":
+            expected.add(ACTIVATED)  # for want of the fusion that adds, too
+    assert {step.rule for step in merged(plan)} == expected
+    for rule in crowded:
+        assert all("no thread has the registers" in reason for reason in reasons(plan, rule))
+        assert reasons(plan, rule)
     for step in merged(plan):
         between = {name for part in step.parts[:-1] for name in part.writes} - {*step.writes}
         assert between.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))

@@ -689,6 +689,8 @@ def test_a_twin_stands_beside_the_bundle_it_is_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another architecture's folder, compiled for the GPU that is there; the ledger keeps both."""
+    record = tmp_path / "architectures.json"
+    monkeypatch.setattr(bundles, "RECORD", record)
     committed = repository(tmp_path, monkeypatch)
     own = write(tmp_path / "generated" / "sm_100a", FILES)
     sources = {"csrc/sources.cmake": "set(FUSEGEN_GENCODE arch=compute_100a,code=sm_100a)\n"}
@@ -708,8 +710,6 @@ def test_a_twin_stands_beside_the_bundle_it_is_of(
     assert bundles.is_representative(own) and said.twin is not None
     assert said.run().startswith("compiled only: it has run on no GPU yet; its twin ran on NVIDIA")
     assert [cell.name for cell in said.digests] == ["silu__bf16"] and not said.compiled
-    record = tmp_path / "architectures.json"
-    monkeypatch.setattr(bundles, "RECORD", record)
     for complete in (True, False):
         record.write_text(json.dumps({"sm_100a": {"complete": complete}}))
         assert ledger.facts_of(own, ledger.load()).compiled is complete

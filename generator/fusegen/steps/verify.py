@@ -284,7 +284,8 @@ def _types(step: Step, slot: str, name: str) -> tuple[DType, ...]:
 def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """A step writes all of the copies that it makes, or reads all of those that it is given.
 
-    What decodes a copy may leave scales and amaxes to the GEMM that reads what it decoded.
+    What decodes a copy may leave scales and amaxes to the GEMM that reads what it decoded, and may
+    be of another op than that GEMM.
     """
     decoding = {name: step for step in view.steps if decodes(step) for name in step.writes}
     for step in view.steps:
@@ -292,6 +293,8 @@ def _copies(view: View, _: Buffers) -> Iterator[Fault]:
         touched = {*(step.writes if makes else step.reads)}
         if reads_decoded(step):
             touched.update(*(decoding[name].reads for name in step.reads if name in decoding))
+            operands = zip(step.copies, map(step.input, "ab"), strict=True)
+            touched.update(*(copy.buffers for copy, name in operands if name in view.given))
         for copy in step.copies:
             left = {copy.scale, copy.amax} if decodes(step) else set()
             for name in copy.buffers:
