@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.kernel_set import KernelSet, KernelUnit
 from ..ir.plan import ModulePlan
+from ..options.weight_cache import CACHED
 from ..spec.arch import ArchSpec
 from .devices import DevicesText, Inner, choice_of, devices_text
 from .digests import Tree, cell_digest, sources_digest
@@ -82,6 +83,7 @@ class BundleContext:
         libraries: pattern of what is built; empty where nothing is.
         layers: cells whose experts ranks may share out.
         split: cells of which each rank has a part.
+        cached: cells whose copies of weights ranks may gather.
         devices: of a fat bundle.
     """
 
@@ -100,6 +102,7 @@ class BundleContext:
     adapters: AdaptersContext | None
     layers: tuple[str, ...]
     split: tuple[str, ...]
+    cached: tuple[str, ...]
     integrated: bool
     sources: tuple[str, ...]
     devices: DevicesText | None
@@ -214,6 +217,7 @@ def _context(
         adapters=adapters,
         layers=tuple(plan.cell for plan in plans if spreads_over_ranks(plan)),
         split=tuple(plan.cell for plan in plans if plan.split),
+        cached=tuple(plan.cell for plan in plans if CACHED in plan.options),
         integrated=experts is not None or adapters is not None,
         sources=tuple(sorted({markdown(source) for plan in plans for source in plan.sources})),
         devices=devices_text(plans, inner),
@@ -328,7 +332,12 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
     if adapters is not None:
         owners = (*(c.cell for c in adapters.linears), *(c.cell for c in adapters.fused))
         files += _integration(renderer, "peft.py", "_adapters.py", adapters, owners)
-    for owners, name in ((context.layers, "expert_parallel"), (context.split, "tensor_parallel")):
+    of_ranks = {
+        "expert_parallel": context.layers,
+        "tensor_parallel": context.split,
+        "fsdp": context.cached,
+    }
+    for name, owners in of_ranks.items():
         if owners:
             files += _copies(renderer, "integrations", "integrations/", owners, {f"{name}.py"})
     owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
