@@ -128,16 +128,37 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
-    if source.shape[0] % ranks.size():
-        raise RuntimeError(
-            f"{place.cell}: {place.keyword}: expected a first dimension that {ranks.size()} ranks "
-            f"have equal parts of, got {source.shape[0]}; pad the tokens"
-        )
+    _refuse_unequal(place, source)
     with _named(place):
         own = torch.ops._c10d_functional.reduce_scatter_tensor(
             source.contiguous(), "sum", ranks.size(), ranks.group_name
         )
     return Pending(place, own)
+
+
+def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
+    """Start to send every rank its rows, and to get this one's from all, in their order.
+
+    Args:
+        place: where.
+        sources: one, of the same shape on all ranks, as many rows for each of them.
+        dims: as of `start_all_gather`.
+
+    Raises:
+        RuntimeError: as `start_reduce_scatter`.
+    """
+    (source,) = sources
+    _refuse_one_row(place, source, dims)
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    ranks = place.ranks
+    _refuse_unequal(place, source)
+    own = [source.shape[0] // ranks.size()] * ranks.size()
+    with _named(place):
+        every = torch.ops._c10d_functional.all_to_all_single(
+            source.contiguous(), own, own, ranks.group_name
+        )
+    return Pending(place, every)
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
@@ -217,6 +238,15 @@ def _refuse_one_row(place: Place, source: Tensor | None, dims: int) -> None:
         raise RuntimeError(
             f"{place.cell}: {place.step}: expected {dims} dimensions or more, the first of them of "
             f"tokens, which ranks have some of each, got shape {tuple(source.shape)}"
+        )
+
+
+def _refuse_unequal(place: Place, source: Tensor) -> None:
+    ranks = place.ranks.size()
+    if source.shape[0] % ranks:
+        raise RuntimeError(
+            f"{place.cell}: {place.keyword}: expected a first dimension that {ranks} ranks "
+            f"have equal parts of, got {source.shape[0]}; pad the tokens"
         )
 
 

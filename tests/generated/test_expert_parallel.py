@@ -15,6 +15,8 @@ from .ranks import Place, run_ranks
 
 RECIPES = ("bf16", "fp8_block", "fp8_delayed")
 ROUTES = ("any", "one", "few", "dropped", "last_rank")
+MODES = ("gathered", "sent")
+"""All tokens go to all ranks, or each to those that its experts are on."""
 RANKS = 2
 Found = dict[str, dict[str, torch.Tensor]]
 """Of a rank: results by name, of its experts with the others, alone, and of all experts."""
@@ -23,7 +25,7 @@ Found = dict[str, dict[str, torch.Tensor]]
 RANK = """
 import importlib
 EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, CHOICES = 8, 128, 256, 192, 2
-cell, route, mode = words
+cell, route, *modes = words
 module = importlib.import_module(f"bundle.{cell}")
 from bundle.integrations.expert_parallel import ExpertParallel
 
@@ -68,8 +70,10 @@ def alone(first, last):
 
 own = EXPERTS // ranks
 inner = layer_of((rank * own, rank * own + own))
-layer = ExpertParallel(inner)
-call = torch.compile(layer, fullgraph=True, backend="aot_eager") if mode == "compiled" else layer
+layer = ExpertParallel(inner, capacity=TOKENS if "sent" in modes else None)
+call = layer
+if "compiled" in modes:
+    call = torch.compile(layer, fullgraph=True, backend="aot_eager")
 here = slice(rank * TOKENS, (rank + 1) * TOKENS)
 found = {
     "spread": run(inner, call, x[here], dy[here], probs[here], ids[here]),
@@ -78,17 +82,57 @@ found = {
 }
 import copy
 assert copy.deepcopy(layer)(x[here], probs[here], ids[here]).shape == x[here].shape
+assert layer.unsent.tolist() == [0]
 torch.save(found, f"{folder}/{rank}.pt")
 """
+
+# As many tokens as there is room for, and the others as if their routers had not chosen that rank.
+CROWDED = (
+    RANK.partition("inner = layer_of")[0]
+    + """
+def spread(capacity, ids):
+    inner = layer_of((rank * own, rank * own + own))
+    layer = ExpertParallel(inner, capacity=capacity)
+    return run(inner, layer, x[here], dy[here], probs[here], ids), layer.unsent.item()
+
+here = slice(rank * TOKENS, (rank + 1) * TOKENS - 9 * rank)  # ranks have tokens as they come
+capacity, left = int(modes[0]), ids[here].clone()
+unsent = 0
+for other in range(ranks):
+    chosen = (left >= other * own) & (left < other * own + own)
+    late = chosen.any(1) & (chosen.any(1).cumsum(0) > capacity)
+    unsent += int(late.sum())
+    left[late.unsqueeze(1) & chosen] = -1
+found, counted = spread(capacity, ids[here])
+assert counted == unsent and (unsent > 0) == (capacity < TOKENS // 2), (counted, unsent)
+again, _ = spread(capacity, ids[here])
+expected, none = spread(TOKENS, left)
+assert none == 0
+for name, value in expected.items():
+    assert torch.equal(found[name], value) and torch.equal(again[name], value), name
+assert found["y"].isfinite().all() and found["y"].any()
+
+# Each rank's part by itself; in the order of ranks they add up to y and dx, rounded once.
+parts = [torch.zeros_like(found["y"], dtype=torch.float32) for _ in range(2)]
+for other in range(ranks):
+    layer, theirs = layer_of((other * own, other * own + own)), left - other * own
+    counts = torch.stack([(theirs == expert).sum() for expert in range(own)])
+    part = run(layer, layer, x[here], dy[here], probs[here], theirs, counts)
+    for total, name in zip(parts, ("y", "dx")):
+        total += part[name].float()
+for total, name in zip(parts, ("y", "dx")):
+    assert torch.equal(total.bfloat16(), found[name]), name
+"""
+)
 
 # Ranks that do not agree: each writes what it was told.
 DIFFERENT = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
-cell, experts = words[rank].split(":")
+cell, experts, *more = words[rank].split(":")
 layer = importlib.import_module(f"bundle.{cell}").MoELayer(int(experts), 128, 128, device=device)
 try:
-    ExpertParallel(layer)
+    ExpertParallel(layer, capacity=int(more[0]) if more else None)
 except ValueError as error:
     with open(f"{folder}/{rank}.txt", "w") as file:
         file.write(str(error))
@@ -150,23 +194,46 @@ def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(((found.double() - wanted.double()).abs() <= allowed).all())
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("route", ROUTES)
-def test_ranks_are_one_layer(place: Place, route: str, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", route, "eager", ranks=RANKS)
+def test_ranks_are_one_layer(place: Place, route: str, mode: str, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", route, mode, ranks=RANKS)
     check(found_by(tmp_path))
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("recipe", RECIPES[1:])
-def test_under_a_recipe(place: Place, recipe: str, tmp_path: Path) -> None:
+def test_under_a_recipe(place: Place, recipe: str, mode: str, tmp_path: Path) -> None:
     """Each rank quantises what is its own, as a layer of its experts does."""
-    run_ranks(RANK, tmp_path, place, f"moe_layer__{recipe}", "any", "eager", ranks=RANKS)
+    run_ranks(RANK, tmp_path, place, f"moe_layer__{recipe}", "any", mode, ranks=RANKS)
     # One scale for all experts is not that of some.
     check(found_by(tmp_path), alike=recipe != "fp8_delayed")
 
 
-def test_compiles_whole(place: Place, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", "compiled", ranks=RANKS)
+@pytest.mark.parametrize("mode", MODES)
+def test_compiles_whole(place: Place, mode: str, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", mode, "compiled", ranks=RANKS)
     check(found_by(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "route", "capacity"),
+    [(4, "any", 192), (4, "any", 40), (2, "dropped", 30), (2, "last_rank", 1)],
+)
+def test_no_more_tokens_than_there_is_room_for(
+    place: Place, ranks: int, route: str, capacity: int, tmp_path: Path
+) -> None:
+    """More ranks than choices of a token, too; what is not sent is counted, and misses alone."""
+    words = ("moe_layer__bf16", route, str(capacity))
+    run_ranks(CROWDED, tmp_path, place, *words, ranks=ranks)
+
+
+def test_a_capacity_of_nothing_is_refused(place: Place) -> None:
+    name = load_bundle("spread_capacity", place.bundle)
+    module = importlib.import_module(f"{name}.moe_layer__bf16")
+    spread = importlib.import_module(f"{name}.integrations.expert_parallel")
+    with pytest.raises(ValueError, match="capacity: expected 1 token or more, got 0"):
+        spread.ExpertParallel(module.MoELayer(2, 64, 64), capacity=0)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +241,7 @@ def test_compiles_whole(place: Place, tmp_path: Path) -> None:
     [
         (("moe_layer__bf16:2", "moe_layer__bf16:3"), "fc1.weight: (2, 256, 128, 'torch.bfloat16')"),
         (("moe_layer__bf16:2", "moe_layer__fp8_block:2"), "moe_layer__fp8_block on rank 1"),
+        (("moe_layer__bf16:2", "moe_layer__bf16:2:96"), "capacity: None on rank 0, 96 on rank 1"),
     ],
 )
 def test_ranks_that_differ_are_refused(
