@@ -1,7 +1,7 @@
 """Ranks on GPUs of their own, over NCCL: the tests that elsewhere run over gloo, on this bundle.
 
-Training under DDP and FSDP2 with a distributed checkpoint, every rule for DTensors, shared amaxes,
-experts that are spread over ranks.
+Training under DDP and FSDP2 with a distributed checkpoint, weights that FSDP2 gathers quantised,
+every rule for DTensors, shared amaxes, experts that are spread over ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ..generated.ranks import Place
+from ..generated import test_quantized_gather as gather
+from ..generated.ranks import Place, run_ranks
 from ..generated.test_distributed import test_training_equals_one_process
 from ..generated.test_dtensor import (
     others,
@@ -66,3 +67,7 @@ def place(folder: Path) -> Place:
 @pytest.fixture(scope="module")
 def reduced(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place_with_reduced_amax("linear", folder, tmp_path_factory.mktemp("reduced"))
+
+
+def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
+    run_ranks(gather.COMMON + gather.TRAINED, tmp_path, place, "fp8_block", "fp8_delayed")
