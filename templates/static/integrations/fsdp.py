@@ -49,7 +49,8 @@ def gather_quantized(layer: nn.Module, dtype: torch.dtype = torch.bfloat16) -> n
 
     Args:
         layer: of this bundle, with the option `cached_weights`.  `fully_shard` was called on it, on
-            its parts or on a module around it, and nothing of that has run yet.
+            its parts or on a module around it, and nothing of that has run yet: FSDP looks for
+            hooks when it first runs, and fails on later ones.
         dtype: of products, where parameters are float32: `param_dtype` of FSDP's policy.
 
     Returns:
@@ -57,11 +58,16 @@ def gather_quantized(layer: nn.Module, dtype: torch.dtype = torch.bfloat16) -> n
 
     Raises:
         TypeError: it is another layer.
-        RuntimeError: its weights are not split like that; the message says how they are.
+        RuntimeError: its weights are not split like that, or are gathered so already; the message
+            says how they are.
     """
+    own: Any = layer
+    if "refresh_weights" in vars(own):
+        raise RuntimeError(
+            f"gather_quantized: {type(layer).__name__}: its weights are gathered quantised already"
+        )
     shards = _Shards(layer, dtype)
     shards.attach()
-    own: Any = layer
     own._copied = ()
     own.refresh_weights = shards.refresh
     own.forward = torch.compiler.disable(own.forward)  # tensors without values are not traced
@@ -250,8 +256,8 @@ class _Weight:
         if not isinstance(parameter, Gathered):
             raise RuntimeError(
                 f"{self.place}: expected a weight that FSDP gathered quantised, got its values; "
-                "call gather_quantized before anything has run, and after whatever moves the layer "
-                "or replaces its parameters"
+                "make, move and load the layer first, then call fully_shard and gather_quantized, "
+                "and run it after that"
             )
         self.owner._buffers.update(self.gathered)
         return parameter
