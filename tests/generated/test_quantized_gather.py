@@ -303,9 +303,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(Path(str(sys.modules[name].__file__)).parent)
 
 
-def test_every_recipe_trains_as_one_process(place: Place, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_recipe_trains_as_one_process(place: Place, ranks: int, tmp_path: Path) -> None:
     """Stacks are split by groups, whose scales are their own; nothing is quantised in a forward."""
-    run_ranks(COMMON + TRAINED, tmp_path, place, *RECIPES)
+    run_ranks(COMMON + TRAINED, tmp_path, place, *RECIPES, ranks=ranks)
 
 
 @pytest.mark.parametrize("recipe", ["fp8_delayed", "mxfp8"])

@@ -226,8 +226,10 @@ class _Weight:
                 f"{self.place}: FSDP gathers it as {dtype}, but its copies were made of "
                 f"{self.dtype}; pass dtype={dtype} to gather_quantized"
             )
-        sent = (copy.name for copy in self.copies if copy.sent)
-        received = dict(zip(sent, outputs, strict=True))
+        received = self.parts  # of one rank FSDP gathers nothing and passes the first part on alone
+        if self.ranks > 1:
+            sent = (copy.name for copy in self.copies if copy.sent)
+            received = dict(zip(sent, outputs, strict=True))
         own: list[Tensor] = []
         with torch.autograd._unsafe_preserve_version_counter(self.versioned):
             for copy in self.copies:
