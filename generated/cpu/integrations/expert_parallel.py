@@ -273,9 +273,7 @@ class _Send(torch.autograd.Function):
 
 
 class _Return(torch.autograd.Function):
-    """Results back to the ranks whose tokens they are of, where they are added up: `_Send` turned
-    round.
-    """
+    """Results back to the ranks whose tokens they are of, where they are added up."""
 
     @staticmethod
     def forward(

@@ -420,8 +420,8 @@ def _copies(
     stacked, rowwise, columnwise = len(shape) == 3, f"{name}_rowwise", f"{name}_columnwise"
     for each in sorted(names, key=lambda each: each.startswith(columnwise)):
         size = owner.get_buffer(each).shape
-        turned = layout.transposed if each == columnwise else layout.atoms
-        axis = int(turned and not stacked and each.startswith(columnwise))
+        beside = layout.transposed if each == columnwise else layout.atoms
+        axis = int(beside and not stacked and each.startswith(columnwise))
         if each.startswith(rowwise) or not follows:
             yield _Copy(each, size, axis, each)
         else:
