@@ -80,16 +80,19 @@ class Gathered(torch.Tensor):
     The ops of this bundle take it; whatever else reads it is refused.
 
     Attributes:
+        placeholder: one NaN of its shape and type, which ops are given in its place.
         copies: by the names of buffers that they stand in while a forward runs.
     """
 
+    placeholder: Tensor
     copies: dict[str, Tensor]
 
     @staticmethod
-    def __new__(cls, like: Tensor, dtype: torch.dtype, copies: dict[str, Tensor]) -> Gathered:
+    def __new__(cls, placeholder: Tensor, copies: dict[str, Tensor]) -> Gathered:
         make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
-        made: Gathered = make(cls, like.shape, dtype=dtype, device=like.device)
-        made.copies = copies
+        dtype, device = placeholder.dtype, placeholder.device
+        made: Gathered = make(cls, placeholder.shape, dtype=dtype, device=device)
+        made.placeholder, made.copies = placeholder, copies
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -100,7 +103,7 @@ class Gathered(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.as_strided.default):
-            return Gathered(args[0], args[0].dtype, args[0].copies)
+            return Gathered(args[0].placeholder, args[0].copies)
         if func.namespace == _library.NAMESPACE:
             return func(*map(_without_values, args), **(kwargs or {}))
         raise RuntimeError(
@@ -111,11 +114,8 @@ class Gathered(torch.Tensor):
 
 
 def _without_values(argument: Any) -> Any:
-    """One NaN in the place of a weight: ops read its shape and type."""
-    if not isinstance(argument, Gathered):
-        return argument
-    nan = torch.full((), math.nan, dtype=argument.dtype, device=argument.device)
-    return nan.expand(argument.shape)
+    """What stands in the place of a weight."""
+    return argument.placeholder if isinstance(argument, Gathered) else argument
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class _Weight:
         ranks, rank: how many share it, and which one this is.
         copies: of the whole.
         parts: of the shard, by name of the copy.
+        absent: buffers without memory, which stand in for the whole while no forward runs.
         gathered: copies of the whole, while FSDP keeps memory for them.
     """
 
@@ -179,12 +180,14 @@ class _Weight:
     rank: int
     copies: tuple[_Copy, ...]
     parts: dict[str, Tensor] = field(default_factory=dict)
+    absent: dict[str, Tensor] = field(default_factory=dict)
     gathered: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for copy in self.copies:
             whole = self.owner.get_buffer(copy.name).to(self.local.device)
             self.parts[copy.name] = whole.chunk(self.ranks, copy.axis)[self.rank].clone()
+            self.absent[copy.name] = whole.new_zeros(()).expand(copy.shape)
 
     @property
     def local(self) -> Tensor:
@@ -246,7 +249,10 @@ class _Weight:
                     self.gathered[copy.name] = view.new_zeros(copy.shape)
                     own.append(self.gathered[copy.name])
                 _fill(self.gathered[copy.name], view)
-        return None if out is not None else (Gathered(self.parameter, dtype, self.gathered), own)
+        if out is not None:
+            return None
+        nan = torch.full((), math.nan, dtype=dtype, device=self.local.device)
+        return Gathered(nan.expand(self.parameter.shape), self.gathered), own
 
     def enter(self) -> Gathered:
         """Put the gathered copies into the buffers that a forward reads.
@@ -266,9 +272,7 @@ class _Weight:
 
     def leave(self, *_: Any) -> None:
         """Put buffers without memory in their place."""
-        for copy in self.copies:
-            part = self.parts[copy.name]
-            self.owner._buffers[copy.name] = part.new_zeros(()).expand(copy.shape)
+        self.owner._buffers.update(self.absent)
 
 
 def _fill(whole: Tensor, view: Tensor) -> None:
