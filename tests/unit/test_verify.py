@@ -24,26 +24,51 @@ from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
 
 
-def cells_of(module: str) -> list[Cell]:
-    """A module by every recipe, without options and with each of its choices alone."""
-    words = words_of(SPECS.modules[module], SPECS.ops)
+RECIPES = (*SPECS.recipes,)
+WORDS = {name: words_of(module, SPECS.ops) for name, module in SPECS.modules.items()}
+
+
+def cells_of(module: str, *, every: bool) -> list[Cell]:
+    """A module by every recipe, and with each of its choices alone: by every one, too, or by a few,
+    others than in the module before, so that all modules together have every pair.
+    """
+    plain = [Cell(module, recipe, ()) for recipe in RECIPES]
+    if every:
+        return [*plain, *(Cell(module, r, (word,)) for word in WORDS[module] for r in RECIPES)]
     return [
-        Cell(module, recipe, options)
-        for recipe in SPECS.recipes
-        for options in ((), *((word,) for word in words))
+        *plain,
+        *(Cell(module, r, (word,)) for word in WORDS[module] for r in few(module, word)),
     ]
+
+
+def few(module: str, word: str) -> list[str]:
+    having = [name for name, words in WORDS.items() if word in words]
+    count = max(2, -(-len(RECIPES) // len(having)))
+    first = having.index(module) * count
+    return [RECIPES[(first + i) % len(RECIPES)] for i in range(count)]
 
 
 # What differs on an architecture is which kernels it lacks: one that has few stands for others.
 @pytest.mark.parametrize(
-    "arch", [*(pytest.param(arch, marks=SLOW) for arch in ("cpu", "sm_90a")), "sm_80"]
+    ("arch", "every"),
+    [
+        pytest.param("sm_80", False, id="sm_80"),
+        *(pytest.param(a, True, marks=SLOW, id=f"{a}-every") for a in ("cpu", "sm_80", "sm_90a")),
+    ],
 )
 @pytest.mark.parametrize("module", [*map(by_form, SPECS.modules)])
-def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str) -> None:
-    plan = resolve(SPECS, arch, cells_of(module), derivations(), verify_pass)
+def test_every_cell_keeps_the_rules_after_every_pass(module: str, arch: str, every: bool) -> None:
+    plan = resolve(SPECS, arch, cells_of(module, every=every), derivations(), verify_pass)
     assert plan.modules
     for each in plan.modules:
         verify_plan(each)
+
+
+def test_every_choice_is_alone_by_every_recipe() -> None:
+    cells = {cell for module in SPECS.modules for cell in cells_of(module, every=False)}
+    pairs = {(word, cell.recipe) for cell in cells for word in cell.options}
+    every = {word for words in WORDS.values() for word in words}
+    assert pairs == {(word, recipe) for word in every for recipe in RECIPES}
 
 
 def draft_at(name: str, cell: str, arch: str = "cpu") -> Draft:

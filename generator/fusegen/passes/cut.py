@@ -24,9 +24,9 @@ takes no longer than that: overlap would hide less than it costs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ..ir.dtypes import DType
@@ -60,27 +60,31 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
     collectives = [each for each in draft.collectives if each.direction == whole.name]
     most = max(MOST, len(whole.arguments))
 
-    def ops(program: Program, places: tuple[int, ...]) -> tuple[Segment, ...]:
+    def ops(making: _Cut, places: tuple[int, ...]) -> tuple[Segment, ...]:
         if not (collectives or places):
-            return (program,)
-        making = _Cut(draft, program, dims)
+            return (making.whole,)
         try:
             return tuple(making.segments(collectives, places, late=True))
         except NotPossible:  # one of more ops is told too little
             return tuple(making.segments(collectives, places, late=False))
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
-        return Direction(whole.name, ops(whole, ()))
+        return Direction(whole.name, ops(_Cut(draft, whole, dims), ()))
 
-    def possible(backward: Program, places: tuple[int, ...]) -> bool:
-        try:
-            made = Direction(whole.name, ops(backward, places))
-        except NotPossible:  # an op of those is told too little
-            return False
-        return all(len(op.arguments) <= most for op in made.programs)
+    def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
+        making = _Cut(draft, backward, dims)
 
-    way = best_way(draft, whole, possible, freeing=freeing, ordering=not collectives)
-    return Direction(whole.name, ops(*way))
+        def possible(places: tuple[int, ...]) -> bool:
+            try:
+                made = Direction(whole.name, ops(making, places))
+            except NotPossible:  # an op of those is told too little
+                return False
+            return all(len(op.arguments) <= most for op in made.programs)
+
+        return possible
+
+    best, places = best_way(draft, whole, possible_cuts, freeing=freeing, ordering=not collectives)
+    return Direction(whole.name, ops(_Cut(draft, best, dims), places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,14 @@ class _Cut:
         draft: whose buffers it names.
         whole: the program.
         dims: keywords of its dimensions, for messages.
+        made: ops of the steps between two places, or why there is none.  What is there before an op
+            is there under the same flags wherever the program is cut before it.
     """
 
     draft: Draft
     whole: Program
     dims: Dims
+    made: dict[tuple[int, int, bool], Program | NotPossible] = field(default_factory=dict)
 
     def segments(
         self, collectives: list[Collective], further: tuple[int, ...], *, late: bool
@@ -116,7 +123,8 @@ class _Cut:
             {0, *further, end, *(each for pair in places.values() for each in pair)}
         ):
             if place > begin:
-                op = self._op(next(numbers), begin, place, there, collectives)
+                op = self._op(begin, place, there, collectives, late=late)
+                op = replace(op, part=next(numbers))
                 there |= {result.buffer: result.when or op.when for result in op.results}
                 yield op
             begin = place
@@ -154,7 +162,27 @@ class _Cut:
         return max(i for i, step in steps if {*step.writes} & taken)
 
     def _op(
-        self, part: int, begin: int, end: int, there: dict[str, When], collectives: list[Collective]
+        self,
+        begin: int,
+        end: int,
+        there: dict[str, When],
+        collectives: list[Collective],
+        *,
+        late: bool,
+    ) -> Program:
+        key = (begin, end, late)
+        if key not in self.made:
+            try:
+                self.made[key] = self._program(begin, end, there, collectives)
+            except NotPossible as reason:
+                self.made[key] = reason
+        made = self.made[key]
+        if isinstance(made, NotPossible):
+            raise made
+        return made
+
+    def _program(
+        self, begin: int, end: int, there: dict[str, When], collectives: list[Collective]
     ) -> Program:
         steps = self.whole.steps[begin:end]
         when = _common(steps)
@@ -174,7 +202,7 @@ class _Cut:
             self.dims,
         )
         checks = tuple(_said_of(check, collectives) for check in made.checks)
-        return replace(made, steps=called, part=part, when=when, checks=checks)
+        return replace(made, steps=called, when=when, checks=checks)
 
     def _results(self, steps: tuple[Step, ...], wanted: set[str]) -> Iterator[Result]:
         """What leaves the direction in its order, then what a later segment reads."""

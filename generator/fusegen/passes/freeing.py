@@ -35,17 +35,19 @@ class _Way:
         cost: its peak over that of the module's order as one op, and what its ops have to spare.
         backward: in an order of its steps.
         cuts: positions of the steps that a further op begins with.
+        possible: whether the backward can be cut so.
     """
 
     cost: float
     backward: Program
     cuts: tuple[int, ...]
+    possible: Callable[[tuple[int, ...]], bool]
 
 
 def best_way(
     draft: Draft,
     backward: Program,
-    possible: Callable[[Program, tuple[int, ...]], bool],
+    possible_cuts: Callable[[Program], Callable[[tuple[int, ...]], bool]],
     *,
     freeing: bool,
     ordering: bool,
@@ -58,7 +60,7 @@ def best_way(
     Args:
         draft: with programs.
         backward: one of them.
-        possible: whether it can be cut so.
+        possible_cuts: of an order of its steps, whether it can be cut at positions.
         freeing: whether it may be.
         ordering: whether its steps may run in another order.
     """
@@ -69,9 +71,10 @@ def best_way(
     def ways(order: Program, every: Iterable[tuple[int, ...]] | None = None) -> Iterator[_Way]:
         pairs = zip(sizes, now, strict=True)
         judges = [_Judge.of(draft, order, whole, size) for size, whole in pairs]
+        possible = possible_cuts(order)
         for cuts in _cuts(draft, order, judges) if every is None else every:
             share = sum(each.share(cuts) for each in judges) / len(judges)
-            yield _Way(share + len(cuts) * WORTH, order, cuts)
+            yield _Way(share + len(cuts) * WORTH, order, cuts, possible)
 
     every = orders(backward, sizes) if ordering else [backward]
     whole = None if freeing and not draft.program("wgrad") else [()]
@@ -79,7 +82,7 @@ def best_way(
         (way for order in every for way in ways(order, whole)),
         key=attrgetter("cost"),
     )
-    few = [*islice((way for way in found if possible(way.backward, way.cuts)), LOOKED_AT)]
+    few = [*islice((way for way in found if way.possible(way.cuts)), LOOKED_AT)]
     if ordering:
         few = [next(ways(order_inside(w.backward, w.cuts, sizes), [w.cuts])) for w in few]
     best = min(few, key=attrgetter("cost"))

@@ -182,27 +182,48 @@ class _Search:
         """Bytes at the worst moment of any order: what one step touches is there while it runs."""
         return max((sum(size for size, _ in own) for own in self.lives), default=0)
 
-    def further(self, done: int, way: _Way) -> list[tuple[int, _Way]]:
-        """Sets of one step more, and the ways there that may pay: the first step alone that takes
-        nothing, where there is one, since whatever others give can come after it.
-        """
-        found = []
-        for step in self._ready(done):
-            there = way.there + self.made[step]
-            if there <= self.most:
-                after = done | 1 << step
-                gone = sum([size for size, touching in self.lives[step] if not touching & ~after])
-                moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
-                each = _Way(max(way.peak, there), there - gone, moved, (*way.order, step))
-                if each.peak == way.peak and each.there <= way.there:
-                    return [(after, each)]
-                found.append((after, each))
-        return found
+    @property
+    def behind(self) -> list[list[int]]:
+        """Of each step, those that run after it."""
+        places = range(len(self.before))
+        return [[i for i in places if self.before[i] >> step & 1] for step in places]
 
-    def _ready(self, done: int) -> list[int]:
-        """Steps that may run next."""
-        before, left = self.before, ~done
-        return [i for i in range(len(before)) if left >> i & 1 and not before[i] & left]
+    def extend(
+        self, done: int, way: _Way, ready: Iterable[int], found: dict[int, _Way]
+    ) -> dict[int, _Way]:
+        """Sets of one step more, and the best ways there that may pay: with the first step alone
+        that takes nothing, where there is one, since whatever others give can come after it.
+
+        Args:
+            done: a set of steps.
+            way: an order of these.
+            ready: steps that may run next, in their order.
+            found: the best ways to such sets so far.
+        """
+        more: dict[int, _Way] = {}
+        for step in ready:
+            there = way.there + self.made[step]
+            if there > self.most:
+                continue
+            after = done | 1 << step
+            known = found.get(after)
+            left = known.there if known else there - self._gone(step, after)
+            moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
+            each = _Way(max(way.peak, there), left, moved, (*way.order, step))
+            better = known is None or each < known
+            if each.peak == way.peak and left <= way.there:
+                return {after: each} if better else {}
+            if better:
+                more[after] = each
+        return more
+
+    def _gone(self, step: int, after: int) -> int:
+        """Bytes that nothing reads any more once a step has run, the last of a set."""
+        gone = 0
+        for size, touching in self.lives[step]:
+            if not touching & ~after:
+                gone += size
+        return gone
 
 
 @cache
@@ -212,17 +233,23 @@ def _order(search: _Search) -> tuple[int, ...]:
     """
     if search.least > search.most:
         return ()
+    before, behind = search.before, search.behind
+
+    def ready_after(done: int, last: int, ready: Iterable[int]) -> list[int]:
+        more = [i for i in behind[last] if not before[i] & ~done]
+        return sorted([*(i for i in ready if i != last), *more])
+
     ways = {0: _Way(0, 0, 0, ())}
-    for _ in search.before:
+    ready = {0: [i for i, steps in enumerate(before) if not steps]}
+    for _ in before:
         found: dict[int, _Way] = {}
         for done, way in ways.items():
-            for after, further in search.further(done, way):
-                known = found.get(after)
-                if known is None or further < known:
-                    found[after] = further
-        ways = found
+            found |= search.extend(done, way, ready[done], found)
         if len(found) > MOST_SETS:
-            ways = dict(nsmallest(MOST_SETS, found.items(), key=itemgetter(1)))
+            found = dict(nsmallest(MOST_SETS, found.items(), key=itemgetter(1)))
+        parents = ((done, way.order[-1]) for done, way in found.items())
+        ready = {done: ready_after(done, last, ready[done ^ 1 << last]) for done, last in parents}
+        ways = found
     return next((best.order for best in ways.values()), ())
 
 
