@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from entries import State
 from matrix import BundleFacts, table_row
@@ -71,6 +72,15 @@ def ran(
         },
         REPLAYED: by_module(replayed),
     }
+
+
+def counts(index: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Passed tests by cell, and those under `torch.compile`, that an index was made of."""
+    by_word, by_use = index.get("options", {}), index.get("activations", {})
+    every = [*by_word.values(), *(cells for uses in by_use.values() for cells in uses.values())]
+    tests = {cell: count for cells in every for cell, count in cells.items()}
+    modules = index.get(REPLAYED, {}).items()
+    return tests, {f"{m}__{recipe}": n for m, recipes in modules for recipe, n in recipes.items()}
 
 
 def by_module(tests: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -299,20 +299,23 @@ def record() -> int:
 
 
 def _index(said: Mapping[Path, Mapping[str, Any]], entries: Entries) -> Index:
-    """By architecture, what ran for options and activations, of what the tests of bundles said.
+    """By architecture, what ran for options and activations, by the tests of bundles that ran now,
+    and of others what was known of them.
 
     What users may write themselves is left out: it says nothing of what ships.
     """
-    shipped = [folder for folder in said if bundles.kind_of(folder) != bundles.WRITTEN]
-    index = {}
+    every = (*bundles.compiled_bundles(), *bundles.further_bundles())
+    shipped = [folder for folder in every if bundles.kind_of(folder) != bundles.WRITTEN]
+    index = load_index()
     for arch, group in groupby(sorted(shipped, key=lambda f: f.name), lambda f: f.name):
-        owners: dict[str, set[str]] = {}
-        passed: dict[str, int] = {}
-        replayed: dict[str, int] = {}
-        for folder in group:
-            owners.update(facts_of(folder, entries).owners)
+        folders = [*group]
+        if said.keys().isdisjoint(folders):
+            continue
+        passed, replayed = choices.counts(index.get(arch, {}))
+        for folder in said.keys() & {*folders}:
             passed.update(said[folder]["cells"])
             replayed.update(said[folder][choices.REPLAYED])
+        owners = {c: u for f in folders for c, u in facts_of(f, entries).owners.items()}
         index[arch] = choices.ran(owners, passed, replayed)
     return index
 

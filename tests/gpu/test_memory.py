@@ -17,16 +17,13 @@ from fusegen.ir.shapes import evaluate
 from fusegen.passes.pipeline import resolve
 from fusegen.publish.paths import builtin_specs
 
-FOLDERS = bundles.compiled_bundles()
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
-CELLS = sorted(
-    {
-        cell
-        for folder in FOLDERS
-        for name in MODULES
-        for cell in bundles.cells_of(folder, name, choices=True)
-    }
-)
+CELLS = [
+    pytest.param(folder, cell, id=f"{folder.name}-{cell}")
+    for folder in bundles.bundles_to_test(torch.cuda.get_device_capability())
+    for name in MODULES
+    for cell in bundles.cells_of(folder, name, choices=True)
+]
 SIZES = {"T": 1000, "E": 5, "K": 264, "N": 392, "H": 264, "F": 200}
 SPECS = load([builtin_specs()])
 BLOCK = 512  # PyTorch's allocator rounds to multiples of it
@@ -51,7 +48,7 @@ def saved_bytes(plan: ModulePlan, sizes: dict[str, int], wanted: tuple[str, ...]
     )
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("folder", "cell"), CELLS, indirect=["folder"])
 def test_a_forward_keeps_what_the_plan_saves(bundle: ModuleType, cell: str) -> None:
     programs = Programs(bundle, cell)
     tests, plan = programs.tests, plan_of(bundle.__name__.removeprefix("bundle_"), cell)
