@@ -216,10 +216,13 @@ def found(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, 
 
 
 def generate(arch: str, out: Path) -> Path:
-    """A bundle of whole and of split modules, below a folder."""
+    """A bundle of whole and of split modules, below a folder.
+
+    Its kernels are in the namespace of the committed bundle, so that objects of these are its own.
+    """
     words = ((case, ()) for case in CASES), ((case, (case.word,)) for case in CASES)
     cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
-    return write_cells("split", arch, out, sorted({*cells, PER_GROUP}))
+    return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP}))
 
 
 def run_cases(place: Place, folder: Path) -> dict[Case, Found]:

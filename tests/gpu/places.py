@@ -8,12 +8,13 @@ import bundles
 import pytest
 import torch
 
-from fusegen.build.library import build
+from fusegen.build.library import build, stale_cells
 from fusegen.build.toolchain import BuildError
 
-from ..generated import test_reduced_amax
+from ..generated import test_reduced_amax, test_tensor_parallel
 from ..generated.ranks import Place
 
+PARTS = bundles.BUILD / "parts"
 GPUS = torch.cuda.device_count()
 NEEDS_TWO = pytest.mark.skipif(
     bundles.DEVICE != "cpu" and GPUS < 2,
@@ -40,10 +41,24 @@ def place_with_reduced_amax(module: str, folder: Path, out: Path) -> Place:
         runs = bundles.DEVICE == "cpu" or bundles.library_of(held) is not None
         if runs and (held / f"{cell}.py").is_file():
             return on_devices(held)
-    made = test_reduced_amax.generate(folder.name, out, module)
-    if bundles.DEVICE != "cpu":
+    return on_devices(built(test_reduced_amax.generate(folder.name, out, module)))
+
+
+def place_of_parts(folder: Path) -> Place:
+    """The ranks of a bundle of whole and of split modules, for the GPU of the bundle under test.
+
+    It is generated below the folder of builds, where one that was built before stays.
+    """
+    return on_devices(built(test_tensor_parallel.generate(folder.name, PARTS)))
+
+
+def built(made: Path) -> Path:
+    """A generated bundle, with a library of its sources; where there can be none the test is
+    skipped.
+    """
+    if bundles.DEVICE != "cpu" and (bundles.library_of(made) is None or stale_cells(made)):
         try:
             build(made)
         except BuildError as error:
-            pytest.skip(f"{folder} lacks {cell}, and here it cannot be built: {error}")
-    return on_devices(made)
+            pytest.skip(f"{made}: cannot be built here: {error}")
+    return made

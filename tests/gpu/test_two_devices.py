@@ -1,7 +1,8 @@
 """Ranks on GPUs of their own, over NCCL: the tests that elsewhere run over gloo, on this bundle.
 
 Training under DDP and FSDP2 with a distributed checkpoint, weights that FSDP2 gathers quantised,
-every rule for DTensors, shared amaxes, experts that are spread over ranks.
+every rule for DTensors, shared amaxes, experts that are spread over ranks, weights that ranks have
+parts of.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..generated import test_quantized_gather as gather
+from ..generated import test_tensor_parallel as tensor_parallel
 from ..generated.ranks import Place, run_ranks
 from ..generated.test_distributed import test_training_equals_one_process
 from ..generated.test_dtensor import (
@@ -33,7 +35,7 @@ from ..generated.test_expert_parallel import (
     test_under_a_recipe,
 )
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
-from .places import NEEDS_TWO, on_devices, place_with_reduced_amax
+from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
 
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
@@ -71,3 +73,9 @@ def reduced(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
     run_ranks(gather.COMMON + gather.TRAINED, tmp_path, place, "fp8_block", "fp8_delayed")
+
+
+def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:
+    found = tensor_parallel.run_cases(place_of_parts(folder), tmp_path)
+    for case, each in found.items():
+        tensor_parallel.check(each, case)

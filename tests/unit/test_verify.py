@@ -23,7 +23,6 @@ from fusegen.spec.offers import words_of
 from fusegen.steps.verify import VerifyError
 from fusegen.steps.verify_directions import verify_plan
 
-
 RECIPES = (*SPECS.recipes,)
 WORDS = {name: words_of(module, SPECS.ops) for name, module in SPECS.modules.items()}
 
