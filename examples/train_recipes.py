@@ -1,7 +1,8 @@
 """Train one small mixture-of-experts language model under every recipe and compare the losses.
 
     python examples/train_recipes.py                  # on the CPU
-    python examples/train_recipes.py --arch sm_90a --seeds 3
+    python examples/train_recipes.py --arch sm_90a --seeds 3 --jobs 12
+    python examples/train_recipes.py --arch sm_90a --draw    # what is recorded, anew
 
 Generates, and for a GPU builds, the layers that it trains: a router and experts from tokens to
 tokens.  All models of a seed start from the same weights and read the same batches of the Python
@@ -16,13 +17,16 @@ import datetime
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 
 import torch
 from moe_layer import device_for
 
+from fusegen.build.library import is_current
 from fusegen.build.toolchain import BuildError
 from fusegen.demo import bundle as demo_bundle
 from fusegen.demo import experiment
@@ -98,7 +102,7 @@ def prepare(arch: str, runs: Sequence[str]) -> Path:
     for word in sorted(words):
         recipe, *options = word.split("__")
         made = demo_bundle.generated(arch, demo_bundle.default_folder(), recipe, options)
-    if arch != "cpu":
+    if arch != "cpu" and not is_current(made):
         demo_bundle.build(made)
     return made
 
@@ -230,17 +234,26 @@ def main() -> None:
     parser.add_argument("--arch", default="cpu")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0 on")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, on one device")
     parser.add_argument("--out", type=Path, default=ROOT / "examples")
     parser.add_argument(
         "--run", action="append", choices=RUNS, help="train these alone; others are as recorded"
     )
+    parser.add_argument("--draw", action="store_true", help="train nothing: show the record")
     words = parser.parse_args()
-    config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
-    name = demo_model.device_name(device_for(words.arch))
     output = words.out / f"recipes_{words.arch}.json"
+    if not words.draw:
+        for found in records(words, output):  # one that is ended early leaves what it has
+            output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(output)
+
+
+def records(words: argparse.Namespace, output: Path) -> Iterator[dict[str, object]]:
+    """Train what is asked for; after each run what is known then, and what it was trained on."""
+    config = replace(SMALL if words.arch == "cpu" else LARGE, steps=words.steps)
     facts: dict[str, object] = {
         "date": datetime.date.today().isoformat(),
-        "device": name,
+        "device": demo_model.device_name(device_for(words.arch)),
         "torch": torch.__version__,
         "config": asdict(config),
         "seeds": words.seeds,
@@ -248,17 +261,30 @@ def main() -> None:
     wanted = words.run or [*RUNS]
     known = recorded(output, facts) if words.run else {}
     bundle, corpus = prepare(words.arch, wanted), experiment.load_corpus()
-    for run in wanted:
-        known[run] = [
-            train(bundle, words.arch, run, config, corpus, seed) for seed in range(words.seeds)
-        ]
-        print(f"{run}: {', '.join(f'{each.final_loss:.4f}' for each in known[run])}", flush=True)
-    runs = {run: known[run] for run in RUNS if run in known}
+    context = get_context("spawn")  # as CUDA needs it
+    with ProcessPoolExecutor(words.jobs, context, max_tasks_per_child=1) as pool:
+        futures = {
+            run: [
+                pool.submit(train, bundle, words.arch, run, config, corpus, seed)
+                for seed in range(words.seeds)
+            ]
+            for run in wanted
+        }
+        for run, each in futures.items():
+            known[run] = [future.result() for future in each]
+            print(f"{run}: {', '.join(f'{one.final_loss:.4f}' for one in known[run])}", flush=True)
+            found = {name: [asdict(one) for one in known[name]] for name in RUNS if name in known}
+            yield facts | {"runs": found}
+
+
+def show(output: Path) -> None:
+    """Print the table of a record, and draw its curves beside it."""
+    found = json.loads(output.read_text(encoding="utf-8"))
+    runs = {name: [Run(**run) for run in runs] for name, runs in found["runs"].items()}
     print(table(runs))
-    facts["runs"] = {run: [asdict(each) for each in found] for run, found in runs.items()}
-    output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    title = f"{config.steps} steps of the same model under every recipe ({name})"
-    draw(runs, config.steps, title, output.with_suffix(".png"))
+    steps = found["config"]["steps"]
+    title = f"{steps} steps of the same model under every recipe ({found['device']})"
+    draw(runs, steps, title, output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bf147bde8ce27f2d
+# checksum sha256:84f5e6ea3ffc21b3
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "b678d8d9e995a17829cd8942de4ad98f2c05d6a98ff76f68645aee565a514206"
+DIGEST = "13d8d99e2c9419db2d180adf21449f6a70f51ace7666c189103966c27d0d1756"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28fa6af1652b4609
+# checksum sha256:6ccfe25c3de34b68
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "fd36ae4d0bd77a97147a23ed82445718d23e432cadb7223799862931abedbf23"
+DIGEST = "87e18833547b25895c798d4bce4a1381fb050937af898532021279d4cdc15d99"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

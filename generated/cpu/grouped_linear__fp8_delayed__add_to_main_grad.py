@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c14cb2ad05fc4015
+# checksum sha256:f79dc9831f52959d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "9cd4bacffa3152d98690318d6aea49f9d2b78dd968f8afb27821a8dcf475881d"
+DIGEST = "fb61d0dcbd871f26f1219e9069c1fb924b78d08729ef54fa7347273e0b227db4"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

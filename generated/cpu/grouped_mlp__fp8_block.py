@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8ebffe70622f744b
+# checksum sha256:a98f042ea64fc49e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "6e17c50060c592d2cffd2b4c5b7daf9d9fc656939c9d39c107ef2dabc9108977"
+DIGEST = "31216f5ff25d89cd9dcb7c3cf7bd839be3a5e8b64ba82a4f93baa080b10e9eb5"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

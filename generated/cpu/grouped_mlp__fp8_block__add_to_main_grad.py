@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:556a8d4521a8d85d
+# checksum sha256:c84b38aa61aaaa28
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "8cb61f0f468a46c3cfaabc093779d4b86b2db2a1f9a63d2875da443cdadfdc7c"
+DIGEST = "339db9c2cff84e4305303953d9ad74fd4695835822ee123bc1f57cae37bece19"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c1364fb1e716b135
+# checksum sha256:9d397bc6ca534071
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "abe771aff02eebe1ebf1cb8b815b36238af3ada7a902ff428b07ad406f8b9f41"
+DIGEST = "dc2b09f796502eed5db2a780694e7299dddd955a1984d683022a743b7d42d0d9"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

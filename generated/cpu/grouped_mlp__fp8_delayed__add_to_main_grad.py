@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3daf5e5f0fcf0c43
+# checksum sha256:6362206e9641f036
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8da0fd37bc9ba1b1cdbee4c8efa64e8c5113dc07312ab5cc0ed1a9ed00e9e1e3"
+DIGEST = "e946a2617d37ffdcd618d021e7a6d759649442268b6268ea2dd81eed7784bbef"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:440ef33a116a91ed
+# checksum sha256:8d0fd95f68a6cb29
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "778142a737e9d204e986c76a3c3ca2da84d613b9965292b002df55b390f8e1df"
+DIGEST = "f03f5ccb5343c9948ebb85e66155509201478229b18ecbfd6f15f8e4e7836c9d"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28851e24c98c56d6
+# checksum sha256:5b88d1e7cb7a0f5e
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "3006e32131acf05cc316db35104cba5f61dd5d236580f6656692862cacd1fac4"
+DIGEST = "8605d8835eed6e22e610dc8485975caa920a60ad332d01cc1d6a8e1abc81d995"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c5a3cda61bce0783
+# checksum sha256:8aad65af1316665c
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "e18b7094e4df14d0edf2024099f456523d1894a34798363af8f676b45576b7f1"
+DIGEST = "93009a422159d5f3805ee528ae27620fb896863b48851e193626c93f617058e5"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:443c6f8d787b8673
+# checksum sha256:91a24933d8873c8a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "e4068def66d2fd3dfaf6772df2eb94c50ac0f21ef61c8588162e56b21decb2d7"
+DIGEST = "1cd480b19590429d9af48fbedff4928edfe4ecc7ef4e480d6c0c4866f543d7f9"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

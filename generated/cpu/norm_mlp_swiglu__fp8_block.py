@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a7b62a0768a891a0
+# checksum sha256:d13d4a43a6122173
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "435ec71f3a96267e326618ab8fd1ccba1f5ac24347e79334731c411acb6a2670"
+DIGEST = "0073fb610c4483b30d264aed229c53c0e821b1696a90762b655ec485c43bfba5"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6c373f34f657ec92
+# checksum sha256:301194ec6ffb4890
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "1a21b30a8c3514ec139d2507d624b1a471a7a12623966abaaebc7a2c9adb5c19"
+DIGEST = "60de13a745fe50753004008f0137a6a8df84dd6e0d1110395bc217816e7c5f49"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

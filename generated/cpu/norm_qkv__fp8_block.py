@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0d93f043e39585ce
+# checksum sha256:ce49174ce3336325
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "4081dcd5f98b8bc0a01058bf7f618d4b78594b328f20f87b7ea7a206bad29f52"
+DIGEST = "71ecbedf26ae96f7d2ea39c45cdaa620040d2339d402fd21a9402affe7fb3cb2"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d2485b450a387860
+# checksum sha256:bcd3fd39a1f34995
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "c0f59066c69a8ba14cc9e965609f0015e776ed96f543b7fe0bc6d12df75f9981"
+DIGEST = "78092c7807c9929c50ef2f96ad4254c3dfad2161542c6712b737fcdffc00586e"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:173c1f5168007798
+# checksum sha256:01eca098cef21e0e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f87e276b45046863fcf624021a110a7f5d8deb3ad4b4c17fc59b0172000a1a15"
+DIGEST = "2c95f53639e56d2861f9d21aa7a85dedf8dd5290dbdb5317ca87c1286915603d"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:800a1bf1a22ad63a
+# checksum sha256:3f632b6e23a77b3d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "1cd6c1c2c7c47fa24b7cae5bb49cde91e503a50573215e608a6e48f18595da4e"
+DIGEST = "25768abff51259cf6eed4d3fb15de217ce38f9dc344292cda459d08f1e0516e6"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3a0efcad27dc9a3e
+# checksum sha256:635c834b584ccd63
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "98c4d94e44bd7daf93ba0e7d5d2085eba2d80ac17b49910fa7aaa113e7a2252f"
+DIGEST = "cb80bc5747ca696e1bd0a72f017a972cbce9b1eb9e90c67e2d6a5fdca8e1f62b"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:29aada9ee26b7bd5
+# checksum sha256:f605550a0327c599
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "fa70851ffc77382ba8c2284d7de300a2c092d43d40bd9281c0fae6e184c73b11"
+DIGEST = "461bf47095d1c8a0e3d2fe168e527efddfa96334732ddaf03a2ab438ab937430"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

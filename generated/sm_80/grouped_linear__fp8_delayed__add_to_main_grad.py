@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:365b5154421a34ef
+# checksum sha256:f5504e6ef8aed1db
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "679c2a58006606051e07653aab41945ed2c03239651c0810f7ad760c95fe75d5"
+DIGEST = "60f79dee8487071600ac861b7a15945a2ad8af39cf2b69841365deded341c039"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

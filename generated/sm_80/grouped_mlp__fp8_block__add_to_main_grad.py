@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:56fada1a9d2ef1b7
+# checksum sha256:194b72ff20b75620
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "60216ce3b04ffc58856fb369a00ed789bca4fc5db8de16772a94a3ea2a409751"
+DIGEST = "e997d31a4da9b6be36353479b404e2d9e245162d949ac01c48ac989d25335328"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3137c64891c59b0f
+# checksum sha256:b1a517e4854e5476
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "7b0142a9773edb1e11c9497b05b5eb7f6dce3d966de085cfe65867d9f324b908"
+DIGEST = "9f6d7c1413f9a1c8bf78b12a29a604d3b1a95ff5caba6e4ecda8e7ec60aafa25"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6f3a2de5af795615
+# checksum sha256:cabf05d923b4534e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "ef4cea8ee5bd94c0266687d7a47fd9f496380f32c29ae67edbd78a6bd8297636"
+DIGEST = "824f4ff54eb4c50edc09a73a8c4dc34560bfabcd62eea1923bc9ed99eb829baa"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

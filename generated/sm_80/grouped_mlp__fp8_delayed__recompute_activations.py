@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:89c1848996301b47
+# checksum sha256:13f1de26debce6db
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "afea1a4eb7b63a2f93f395b561eb76d2f60dc2e109e0f0e845ae49f8a57e0089"
+DIGEST = "50ef5dc981715cb50b53bc3144a750e81c1ec4d1e4fba2541d09ba3e8cdc8b8c"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

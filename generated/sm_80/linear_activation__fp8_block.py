@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5a250f864bae6259
+# checksum sha256:3431a1a7a9a8fd5b
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "3b9c023230e1f17c07a88f01fc882b09336d1d4bfb58fca3c9145852a4fcc61f"
+DIGEST = "e9d1aa3f74acede5dded1e76f13dcd07ef13747ad8fcb39650842812773966d1"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:23dd3c87986c4751
+# checksum sha256:a575bf9e24853132
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "040800b49669234a96424e76bd54913752aee25fd3b53df186ef47d68d231897"
+DIGEST = "c2db90b68948a6ac5d1c1f03c4a8df0f9874aaf02dd9e2907cff220a8a8883bb"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:db13ba591af90248
+# checksum sha256:98045f5bfe87f104
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "c19b3e5672e633279aa462afe9b3d026ff597476546962c39e650a74a42cfc29"
+DIGEST = "687e3aa2e127ed2d1276ae1060e08e67503924995004bff5bc065a131026e8ee"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

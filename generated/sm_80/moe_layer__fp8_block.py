@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e6345e264bc86e1b
+# checksum sha256:659f0f39b0d1c0a8
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "916a638229c8754cdd9eaf0925c818178f0d048536482fd3011e9966c8c4bf81"
+DIGEST = "7d2a57f2379b8599849bfb6c5c17f21f5943c018596ecb4ec221c5f6bae658dc"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28ac40e7edd961f2
+# checksum sha256:abb0d7343265eaad
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "faed41705bd5532bc6fb08253a72929be000d954c14121fdcce338a9ea785345"
+DIGEST = "81de74698f7d947b2f780bbc251ca653d00570d55446d6917ca52145e33824a5"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e9db36cc00165f2e
+# checksum sha256:2818446622f283dd
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "83398899223982b09c3b8f81c2aa2d4b270109bff7ba216f45414294d6c9f7cc"
+DIGEST = "b59940390e0eff08c80d9ab32e2cf12320f8374c39aba878d255245c67eabcdc"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

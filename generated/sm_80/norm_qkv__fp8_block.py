@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:234f6bfdac6e513d
+# checksum sha256:1e5ebc7f5a9d8ef6
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "3ca6b7345c31e973b28324dc7ee274416cbb83a7a22cc3bc2440836e06d88772"
+DIGEST = "e513db516920e315b3802db0004086dbe5783044e234d83184724736bf363f6a"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4c2bf9935552c6d5
+# checksum sha256:cf340de00eba964a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "203ee8fdd8a6a3482be0849ae102abcb12250d7fdda5bd400bc64d38bb902485"
+DIGEST = "d81470dae40a773f000d02f5d255c7f8f798f4dceff12291ea9c7c434d81cc49"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3732531975588f20
+# checksum sha256:6066c30945d2a79a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "c4b5696c9ea467ab0b8d0afa419040686608fe870a7c7f80e552ec17d779c645"
+DIGEST = "a9a0c04dcc26c69e70ca9c17d2d34e610ca9a6ce9d92f8969229d6fdadb5dba7"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bfa1158812be5af6
+# checksum sha256:334fa5434dd7f300
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "d570d032dff3ebbd90b939c17896ba28f9d929edf136821fff3d33bf7e390ec6"
+DIGEST = "d09fb2e22db50639bd69a0a054c77086dec596d863c29484406a34769ee01237"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

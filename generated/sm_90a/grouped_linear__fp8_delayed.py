@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ca9463542b040962
+# checksum sha256:6b445a32346cc244
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "788466cfd14ab07c7fb27b5877020ef1556e8ab5bb28c7303de0d689055700f5"
+DIGEST = "49f8db763c4ec51b8410a34a3f239ec5d88a4c2329a63ba57969e719ad42bb01"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

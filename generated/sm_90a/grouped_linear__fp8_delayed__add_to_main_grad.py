@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:af0200fa99738f71
+# checksum sha256:febb24a5189cbe4f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "6839c3d20345747e12e1ef6c7a69441db9b1b2c956ecf992bb5d3ac486fa83d4"
+DIGEST = "eb9436b008339a78782863636c92e7374bf0d594bd3c3af75f2569f7d17f6740"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

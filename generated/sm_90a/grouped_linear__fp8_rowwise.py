@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8116133bad93fac9
+# checksum sha256:00a7a80e8f72e4ea
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "9678c2cefff77322e54d0faa2bd71028a036b0bf64e67fe173a548627a851f84"
+DIGEST = "a1dd4d712224c12377348a198ea68b14a97826bebc34fabed51e6cf38cd658aa"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

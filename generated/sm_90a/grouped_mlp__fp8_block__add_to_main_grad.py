@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1f0f34a434523378
+# checksum sha256:b3b234d3d82264f5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "e459532bb96adc9fc843d65fc50ae4b0776eccb025a607a89022516bad1b4912"
+DIGEST = "a5c4b45afbeafc634788c520c01ca747095858b16c795fdffc66cea68b5f37e1"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:9385b572cbee4218
+# checksum sha256:6f360a303d45fc3a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "ecb33fc311335ffea7a090ef0f9927e6811fa64b0b223401b42fb14941968411"
+DIGEST = "7df7365e5fd0f6a523e036dd6ff2548bfe433f370ed4973989cf5af99d364602"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9a981dd53f4ef1ef
+# checksum sha256:1273f6c10a4bfa53
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "d72061c36f5a49997c9e15093044f54e1b0e544e1c573c5f6e04e28271f73ba0"
+DIGEST = "db536a4a0e95a19336f3d098be091a47f4c84fb9954e44fa773d7e4a50146650"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:814478f8fa645673
+# checksum sha256:0e8ef9cb810aeff8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "556f1cfbb5f3107d24ab99f097966b146a2b5416fb590e74a10dff6e8bf185ff"
+DIGEST = "2d1d1bb7f9811ffffa19bed7774cc1fc5225d1ef09db2b9f6d882f42315d80a3"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

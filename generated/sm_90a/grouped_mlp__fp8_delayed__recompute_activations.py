@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b87fda2fa70d290a
+# checksum sha256:76e2e94a1c46e5c2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "07e7f3a5cd85e67ab80af96e969bf20d4522508d5d1a6b0f7ed6e8ea99fa1444"
+DIGEST = "7410c161fdaef44ee95e0429940034745732ef5c8f6413bd44ac7c2ccaa0174d"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

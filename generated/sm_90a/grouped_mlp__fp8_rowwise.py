@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:718971459c26dab3
+# checksum sha256:879f457b2c9e4bcc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "ef7e27ed961326503f35f129b06e1d450586a660c300781e343ba4ca3703bb99"
+DIGEST = "4a89b74a2bfe5e54605d1452a7909972d1dfd162f1d643a2514bd2e6dc19f59e"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

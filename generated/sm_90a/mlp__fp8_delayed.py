@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0723d1503e570c03
+# checksum sha256:c87e8ac433de6b80
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "da8c6bbe6ba7e1d313c7f55d82a326773cc66a9c78014c51f134868e87be5bb1"
+DIGEST = "e5ddd44c363c6cbe3649503c8df7aca02ede112e0b4f5977fa08c19b0083bca6"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:34b4fbb55feef514
+# checksum sha256:324490ed1de6f0ce
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "539f1666489e31a573f472d7b8f06a8f24b83a6cdb67c915bc5975fc246ddcc2"
+DIGEST = "4986e3db5d804b0da876e89fb6b177d0f60d499971dabc55a78f7663128603c6"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4f5234d4342f5ba5
+# checksum sha256:a91a2deb963dc0bf
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "d6702126e4ba8f3826d4fae1ad5b65772553ff32d127bdaed3b31ec87f747bd4"
+DIGEST = "dd9e6759f549a166dee16539f995dc9f18b23e2bc7ca93f7d0de2ca57abcd2da"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2b9a17d9589cf69f
+# checksum sha256:77e135fcefd90ae8
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "eb77f58b02676763c91e06e2dd372e104516f89945c3d4c90a30876556041fc0"
+DIGEST = "4ae3e3d6b0f4070981863352e1f8d5dcd61b7dac239ff345600b64060311c96d"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cb84e143092610d6
+# checksum sha256:11f490c8d94d532a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "7cbf7d8583cbbdd8837e3cef07bc2627fbe604e85069272c8cc88728757b1846"
+DIGEST = "fcef0d5a0a80c04ed376f8c5251e1057ef653cccb05d1e928b745260bfd014f5"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -8,7 +8,7 @@ import bundles
 import pytest
 import torch
 
-from fusegen.build.library import build, stale_cells
+from fusegen.build.library import build, is_current
 from fusegen.build.toolchain import BuildError
 
 from ..generated import test_reduced_amax, test_tensor_parallel
@@ -56,7 +56,7 @@ def built(made: Path) -> Path:
     """A generated bundle, with a library of its sources; where there can be none the test is
     skipped.
     """
-    if bundles.DEVICE != "cpu" and (bundles.library_of(made) is None or stale_cells(made)):
+    if bundles.DEVICE != "cpu" and not is_current(made):
         try:
             build(made)
         except BuildError as error:

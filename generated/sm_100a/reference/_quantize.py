@@ -960,11 +960,10 @@ def row_major(
     """The inverse of ``token_major``: [T, n], 1 past the groups."""
     rows = _token_rows((tokens, scale.shape[0]), group_sizes, scale.device)
     places, _ = rows.places(align)
-    result = scale.new_ones(tokens, scale.shape[0])
-    result[rows.valid] = scale[:, places[rows.valid]].T
-    return result
+    read = scale[:, torch.where(rows.valid, places, 0)].T
+    return torch.where(rows.valid.unsqueeze(-1), read, 1).contiguous()
 
 
 def _token_rows(shape: tuple[int, ...], group_sizes: Tensor | None, device: torch.device) -> _Rows:
-    alone = torch.tensor(shape[:1], device=device)
+    alone = torch.full((1,), shape[0], device=device)
     return _rows(shape, alone if group_sizes is None else group_sizes, device)

@@ -185,9 +185,10 @@ class _Decoded(torch.autograd.Function):
 
 def decoded(copies: Any, decode: Callable[..., Tensor], *groups: Tensor) -> Tensor:
     """What a module's copies of its output stand for; nobody reads what stands in its place."""
-    tensor = copies.tensor
-    capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    assert torch.compiler.is_compiling() or capturing or tensor.isnan().all()
+    if not torch.compiler.is_compiling():
+        tensor = copies.tensor
+        capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+        assert capturing or tensor.isnan().all()
     amax = () if copies.rowwise_amax is None else (copies.rowwise_amax,)
     stored = (copies.rowwise_data, copies.rowwise_scale_inv, *amax, *groups)
     return _Decoded.apply(copies.tensor, decode(copies.tensor, *stored))

@@ -170,6 +170,16 @@ def stale_cells(bundle: Path) -> dict[str, str]:
     return {name: what for name, what in sorted(found.items()) if what}
 
 
+def is_current(bundle: Path) -> bool:
+    """Whether a bundle has a library, and that of the sources beside it, wherever it was built.
+
+    Raises:
+        BuildError: `sources.cmake` is missing or malformed.
+    """
+    sources = read_sources(bundle / "csrc" / "sources.cmake")
+    return (bundle / "lib" / f"{sources.namespace}.so").is_file() and not stale_cells(bundle)
+
+
 def _difference(wanted: Digests, built: Digests | None) -> str:
     if built is None:
         return "not in the library"
