@@ -1,4 +1,4 @@
-"""What each recipe costs in accuracy: writes docs/numerics.md.
+"""What each recipe costs in accuracy: writes the tables of errors in docs/numerics.md.
 
     python benchmarks/numerics.py            # needs no GPU: the reference is normative
 
@@ -24,55 +24,9 @@ from fusegen.spec.load import SpecSet
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = ROOT / "generated" / "cpu"
 TOKENS, GROUPS, WIDTH = 1500, 4, 512
+BEGIN = "<!-- errors: written by benchmarks/numerics.py -->"
+END = "<!-- end of errors -->"
 SPLITS = (700, 0, 333, 400)  # ragged, one group empty, rows left over
-
-INTRODUCTION = """\
-# What a recipe costs
-
-Written by `python benchmarks/numerics.py`.  Relative Frobenius errors against the unquantised
-result in float64 of the same bfloat16 inputs, of the reference that every kernel must match;
-{tokens} tokens in {groups} ragged groups, every width {width}.  Inputs: normal values with a few
-channels ten times larger, as activations have; weights and gradients normal.
-
-bfloat16 itself costs about 1.7e-3, one rounding of the result; the quantised recipes add what their
-formats cannot hold.  A gradient pays for both of its operands.
-"""
-
-ENDS = """\
-# Where numbers end
-
-**Saturated gradients.**  Slopes of `sigmoid` and `tanh` are not computed as a difference from one,
-which is 0 in fp32 from 17 and 9 on: they are `e / (1 + e)^2` with `e = exp(-|x|)`, and
-`4 e / (1 + e)^2` with `e = exp(-2 |x|)`.  Where an activation saturates, beyond 4, every gradient
-is right to 2^-16 of itself before it is rounded to 16 bits; nearer to 0, where slopes change their
-sign, to a few units of fp32 in the largest of its terms.
-
-**Limits of one operand are taken.**  Where one factor of an activation vanishes and another grows,
-both functions of the same operand, the product is its limit: `silu`, `gelu` and
-`x * tanh(softplus(x))` (mish) give 0 at -inf, and so do their gradients.  PyTorch computes
-`-inf * 0` there and gives NaN.  Across operands the arithmetic is IEEE's: 0 of a gate times
-infinity of the other half is NaN, and so is the result of NaN.
-
-**NVFP4's transform** multiplies by a quarter before it adds, which is exact, so its sums overflow
-only where the result leaves bfloat16, which takes elements of 2^126 and more.  That result is
-infinite, and with it the amax of its group: scale 1, and a gradient of the weight that is not
-finite, as after any other overflow.
-
-**Emulated GEMMs decode to bfloat16.**  A code times a power of two is exact there, and so is
-E2M1 times a scale in E4M3.  Other fp32 scales, of blocks, rows or tensors, round each element once,
-1.5e-3 rms: a result in bfloat16 is within 3e-3 of the exact result of the copies, where its own
-rounding takes 1.7e-3, and one in fp32 within 2.5e-3.  Sums are kept in fp32 whatever less a recipe
-allows.  The reference multiplies the copies as they are, without that rounding.
-
-**Gradients of several readers** are added by one step: in fp32, from left to right, the caller's
-first where the module returns the tensor, then those of the ops that read it, the last one first.
-The sum is rounded once, to the type of the tensor; each part was rounded before, as the gradient of
-its reader.  Up to eight parts are one sum.
-
-**Operands that all rows share** get a term of each element, rounded to 16 bits as any gradient is,
-and the sum of these over all rows: in fp32, in the fixed order of every such sum, rounded
-once.  A term that is the incoming gradient itself is not written again.
-"""
 
 
 def load_bundle(folder: Path) -> ModuleType:
@@ -140,25 +94,28 @@ def mlp_errors(bundle: ModuleType, recipe: str) -> list[float]:
     return errors(module, layer, (activations(TOKENS, WIDTH), torch.tensor(SPLITS), probs))
 
 
-def page(specs: SpecSet, bundle: ModuleType) -> str:
-    """docs/numerics.md."""
-    lines = [INTRODUCTION.format(tokens=TOKENS, groups=GROUPS, width=WIDTH)]
-    lines += ["| recipe | | y | dx | dweight |", "|---|---|---|---|---|"]
+def tables(specs: SpecSet, bundle: ModuleType) -> str:
+    """The tables of errors."""
+    lines = ["| recipe | | y | dx | dweight |", "|---|---|---|---|---|"]
     mlp = ["| recipe | y | dx | dfc1_weight | dfc2_weight |", "|---|---|---|---|---|"]
     for name, recipe in specs.recipes.items():
         row = " | ".join(f"{value:.2e}" for value in linear_errors(bundle, name))
         lines.append(f"| `{name}` | {recipe.summary} | {row} |")
         row = " | ".join(f"{value:.2e}" for value in mlp_errors(bundle, name))
         mlp.append(f"| `{name}` | {row} |")
-    return "\n".join([*lines, "", "The whole expert MLP:", "", *mlp, "", ENDS])
+    return "\n".join([*lines, "", "The whole expert MLP:", "", *mlp])
 
 
 def main() -> None:
     """Measure and write."""
-    target = ROOT / "docs" / "numerics.md"
-    text = page(load([builtin_specs()]), load_bundle(BUNDLE))
-    target.write_text(text, encoding="utf-8")
-    print(target)
+    page = ROOT / "docs" / "numerics.md"
+    head, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    if not tail:
+        sys.exit(f"{page} has no lines {BEGIN} and {END} for the tables")
+    text = tables(load([builtin_specs()]), load_bundle(BUNDLE))
+    page.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

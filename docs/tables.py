@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from fusegen.checks.load import load
 from fusegen.ir.buffers import size_in_bytes
@@ -192,11 +194,47 @@ def _memory_row(specs: SpecSet, cell: Cell) -> str:
     return f"| `{cell.recipe}` | {words} | {' | '.join((*kept, *peaks))} |"
 
 
+# ---- what recipes cost a model
+
+
+RECORD = ROOT / "examples" / "recipes_sm_90a.json"
+"""What `examples/train_recipes.py` found."""
+
+
+def training() -> Iterator[str]:
+    """Final losses of trained models, means over seeds, and what they are above bf16's."""
+    record = json.loads(RECORD.read_text("utf-8"))
+    base = record["runs"]["bf16"]
+    steps, torch = record["config"]["steps"], record["torch"].partition("+")[0]
+    where = f"on one {record['device']}, torch {torch}, {record['date']}"
+    yield f"{steps:,} steps from {record['seeds']} seeds, {where}."
+    yield ""
+    yield "| experts of | final loss | | on held-out files | |"
+    yield "|---|---|---|---|---|"
+    for name, runs in record["runs"].items():
+        found = (_loss(runs, base, loss) for loss in ("final_loss", "held_out_loss"))
+        yield f"| {name} | {' | '.join(found)} |"
+
+
+def _loss(
+    runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], loss: str
+) -> str:
+    """The mean of a loss, and by how much it is above the baseline's, seed by seed."""
+    above = [run[loss] / other[loss] - 1 for run, other in zip(runs, base, strict=True)]
+    band = f"{fmean(above):+.2%} ({min(above):+.2%} to {max(above):+.2%})" if runs != base else ""
+    return f"{fmean(run[loss] for run in runs):.4f} | {band}"
+
+
 Table = Callable[[], Iterator[str]]
 TABLES: Mapping[str, Table] = {"passes": passes, "additions": additions}
 """Tables of the page on the architecture, by the names that stand in their markers."""
 MEMORY = Path(__file__).parent / "features" / "memory.md"
-PAGES: Mapping[Path, Mapping[str, Table]] = {PAGE: TABLES, MEMORY: {"memory": memory}}
+NUMERICS = Path(__file__).parent / "numerics.md"
+PAGES: Mapping[Path, Mapping[str, Table]] = {
+    PAGE: TABLES,
+    MEMORY: {"memory": memory},
+    NUMERICS: {"training": training},
+}
 
 
 def replaced(page: str, path: Path, tables: Mapping[str, Table] = TABLES) -> str:

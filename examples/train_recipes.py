@@ -201,27 +201,35 @@ def table(runs: Mapping[str, Sequence[Run]]) -> str:
 
 
 def draw(runs: Mapping[str, Sequence[Run]], steps: int, title: str, output: Path) -> None:
-    """Every recipe's curve, the mean over seeds, and below it the ratio to the baseline's."""
+    """Every recipe's curve, the mean over seeds, and below it what it is above the baseline's of
+    the same seed: the mean, in the band of all seeds.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 7.0), layout="constrained")
+    figure = Figure(figsize=(9.0, 9.0), layout="constrained")
     FigureCanvasAgg(figure)
-    losses, ratios = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    curves = {
-        recipe: [fmean(points) for points in zip(*(run.curve for run in each), strict=True)]
-        for recipe, each in runs.items()
-    }
-    base = curves[BASELINE]
-    ends = [(index + 1) * steps / len(base) for index in range(len(base))]
-    for recipe, curve in curves.items():
-        losses.plot(ends, curve, lw=1.0, label=recipe)
-        percent = [100 * (loss / other - 1) for loss, other in zip(curve, base, strict=True)]
-        ratios.plot(ends, percent, lw=1.0)
+    losses, ratios = figure.subplots(2, 1, sharex=True)
+    base = [run.curve for run in runs[BASELINE]]
+    ends = [(index + 1) * steps / len(base[0]) for index in range(len(base[0]))]
+    colors = [*(f"C{index}" for index in range(10)), "black"]
+    for (recipe, each), color in zip(runs.items(), colors, strict=False):
+        curves = [run.curve for run in each]
+        mean = [fmean(at) for at in zip(*curves, strict=True)]
+        losses.plot(ends, mean, lw=1.0, color=color, label=recipe)
+        above = [
+            [100 * (loss / other - 1) for loss, other in zip(*pair, strict=True)]
+            for pair in zip(curves, base, strict=True)
+        ]
+        points = [*zip(*above, strict=True)]
+        ratios.plot(ends, [*map(fmean, points)], lw=1.0, color=color)
+        ratios.fill_between(
+            ends, [*map(min, points)], [*map(max, points)], color=color, alpha=0.08, lw=0
+        )
     losses.set_title(title)
     losses.set_ylabel("loss, nats per byte")
     losses.legend()
-    ratios.set_ylabel(f"above {BASELINE}, %")
+    ratios.set_ylabel(f"above {BASELINE} of the same seed, %")
     ratios.set_xlabel("step")
     for axes in (losses, ratios):
         axes.grid(alpha=0.3)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT, KERNEL_FLAGS, KERNEL_STRICT
-from fusegen.build.library import BuildReport, build, stale_cells
+from fusegen.build.library import BuildReport, build, is_current, stale_cells
 from fusegen.build.objcache import KernelUsage, ObjectCache
 from fusegen.build.output import kernel_usage, warning_lines
 from fusegen.build.sass import cuobjdump
@@ -444,13 +444,13 @@ def digests(library: Path) -> Digests:
 def test_an_edit_is_seen_once_it_is_built(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
     bundle, root = copy
     first = digests(build(bundle, toolchain=toolchain, cache=ObjectCache(root)).library)
-    assert stale_cells(bundle) == {}
+    assert stale_cells(bundle) == {} and is_current(bundle)
     # A header that only another header names, and that was not there before.
     header = bundle / "csrc" / "toy.h"
     header.write_text(HEADER.replace("#pragma once", '#pragma once\n#  include "deep/new.h"'))
     (bundle / "csrc" / "deep").mkdir()
     (bundle / "csrc" / "deep" / "new.h").write_text("#pragma once\n")
-    assert stale_cells(bundle) == {CELL: "other sources"}
+    assert stale_cells(bundle) == {CELL: "other sources"} and not is_current(bundle)
     second = digests(build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(root)).library)
     assert stale_cells(bundle) == {}
     (bundle / "csrc" / "deep" / "new.h").write_text("#pragma once\n// edited\n")

@@ -358,6 +358,27 @@ def test_what_both_steps_found_is_recorded(tmp_path: Path, monkeypatch: pytest.M
     assert ledger.main(["check"]) == 0
 
 
+def test_what_did_not_run_again_stays_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    write(committed, {"README.md": "", "fusegen.lock": json.dumps({"files": {}})})
+    found(monkeypatch, committed, other)
+    assert ledger.main(["record"]) == 0
+    every = ledger.load_index()
+    elsewhere = {"sm_80": every["sm_90a"]}
+    ledger.LEDGER.write_text(ledger.dump(ledger.load(), every | elsewhere))
+    for step in ("test", "sanitize"):
+        (steps.FOUND / f"sm_90a_evidence.{step}.json").unlink()
+    assert ledger.main(["record"]) == 0
+    assert ledger.load_index() == every | elsewhere
+    assert choices.counts(every["sm_90a"]) == (
+        {"gelu__bf16": 5, "grouped_linear__bf16__add_to_main_grad": 9},
+        {"linear__bf16": 1, "linear__mx": 1},
+    )
+    assert choices.counts({}) == ({}, {})
+
+
 def test_bundles_are_told_apart_by_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
