@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from math import lcm
 
 
@@ -472,7 +472,7 @@ def _factor(expr: Expr) -> str:
     return f"({text})" if infix and expr.operator is not Operator.MUL else text  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: it remembers what passes always ask
 class Shape:
     """Dimensions of a buffer, outermost first, row-major.
 
@@ -504,7 +504,7 @@ class Shape:
                 raise ValueError(f"{dim!r}: only the first dimension stands for several")
         return cls(leading, tuple(parse_expr(dim, longest) for dim in dims))
 
-    @property
+    @cached_property
     def flat(self) -> tuple[Expr, ...]:
         """All dimensions with the leading ones multiplied into one."""
         return ((Sym(self.leading),) if self.leading else ()) + self.dims
@@ -520,6 +520,10 @@ class Shape:
 
     def symbols(self) -> frozenset[str]:
         """Names that occur in the shape."""
+        return self._symbols
+
+    @cached_property
+    def _symbols(self) -> frozenset[str]:
         return frozenset().union(*(symbols(dim) for dim in self.flat))
 
     def substitute(self, values: Mapping[str, Expr]) -> Shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from .dtypes import DType
 from .quantization import Orientation, Role
@@ -177,7 +178,7 @@ class Chunks:
         return next((each for each in self.adding if each.writes == part.writes), part)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: it remembers what it reads and writes, as passes always ask
 class Step:
     """One step of a program.
 
@@ -248,17 +249,17 @@ class Step:
         """The first result."""
         return self.outputs[0].buffer
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Buffers read, each once."""
         return tuple(dict.fromkeys(operand.buffer for operand in self.inputs))
 
-    @property
+    @cached_property
     def loads(self) -> tuple[str, ...]:
         """Buffers of which elements are read, each once; others tell lengths alone."""
         return tuple(dict.fromkeys(o.buffer for o in self.inputs if o.slot != LIKE))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """Buffers written."""
         return tuple(operand.buffer for operand in self.outputs)

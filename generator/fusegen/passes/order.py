@@ -205,13 +205,15 @@ class _Search:
             there = way.there + self.made[step]
             if there > self.most:
                 continue
-            after = done | 1 << step
+            after, peak = done | 1 << step, max(way.peak, there)
             known = found.get(after)
             left = known.there if known else there - self._gone(step, after)
             moved = way.moved + ((1 << step) - 1 & ~done).bit_count()
-            each = _Way(max(way.peak, there), left, moved, (*way.order, step))
-            better = known is None or each < known
-            if each.peak == way.peak and left <= way.there:
+            better = known is None or (peak, moved) <= (known.peak, known.moved)
+            if better:
+                each = _Way(peak, left, moved, (*way.order, step))
+                better = known is None or each < known
+            if peak == way.peak and left <= way.there:
                 return {after: each} if better else {}
             if better:
                 more[after] = each
