@@ -269,8 +269,7 @@ def records(words: argparse.Namespace, output: Path) -> Iterator[dict[str, objec
     wanted = words.run or [*RUNS]
     known = recorded(output, facts) if words.run else {}
     bundle, corpus = prepare(words.arch, wanted), experiment.load_corpus()
-    context = get_context("spawn")  # as CUDA needs it
-    with ProcessPoolExecutor(words.jobs, context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(words.jobs, get_context("spawn")) as pool:  # as CUDA needs it
         futures = {
             run: [
                 pool.submit(train, bundle, words.arch, run, config, corpus, seed)

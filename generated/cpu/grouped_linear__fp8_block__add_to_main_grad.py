@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:84f5e6ea3ffc21b3
+# checksum sha256:7e528d54bbd1c040
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "13d8d99e2c9419db2d180adf21449f6a70f51ace7666c189103966c27d0d1756"
+DIGEST = "8ec6b3b2ba0a007d80cf7be4803d961bbc0915921156496a49b28ec554dd3798"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -152,7 +152,7 @@ class _GroupedLinear(torch.autograd.Function):
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dweight: bool,
-        weight_main_grad: Tensor | None,
+        weight_main_grad: _library.MainGrad,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -181,14 +181,17 @@ class _GroupedLinear(torch.autograd.Function):
         need_dx = needs[0]
         need_dweight = needs[1]
         need_dbias = needs[3]
+        weight_main_grad = ctx.weight_main_grad_
+        if callable(weight_main_grad):
+            weight_main_grad = weight_main_grad() if need_dweight else None
         if ctx.weight_overwrite_main_grad_ and need_dweight:
-            ctx.weight_main_grad_.zero_()
+            weight_main_grad.zero_()
         dx, dbias = _backward(
-            dy, *ctx.saved_tensors, ctx.weight_main_grad_, need_dx, need_dweight, need_dbias
+            dy, *ctx.saved_tensors, weight_main_grad, need_dx, need_dweight, need_dbias
         )
         return (
             dx if need_dx else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            _library.dummy_grad(dy, weight_main_grad, ctx.weight_dummy_grad_)
             if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
@@ -208,7 +211,7 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    weight_main_grad: Tensor | None = None,
+    weight_main_grad: _library.MainGrad = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -219,7 +222,9 @@ def grouped_linear(
         weight: [E, N, K] bfloat16 or float16.
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
-        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
+        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes; or
+            a
+            function that gives it, which the backward calls.
         weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
             parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.

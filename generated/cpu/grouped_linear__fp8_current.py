@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d94d36bba1734ae3
+# checksum sha256:ac7536ddd2493b0a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "e4412e6bf974d70887d21dfbcf4d74b0fbedcadcdaa498c62385fa399d43fdc6"
+DIGEST = "d3506eb9edbff0e033caaff9bf773526cf18f84cd6fbec18ca938a979afa8546"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

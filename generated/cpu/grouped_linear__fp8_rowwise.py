@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8c4c71e226141cbc
+# checksum sha256:30eed3e9b68b8053
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "78d094fcb2aba84383e4ae1d65157d4bb750da6e5e32e7b8ccb085c67cdc047b"
+DIGEST = "cf6ab050f83c09af29fb4c48972319337648c2a5c1952bb34d65c2c66257f5bc"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

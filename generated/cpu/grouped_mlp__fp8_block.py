@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a98f042ea64fc49e
+# checksum sha256:d721fad9be9958cb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "31216f5ff25d89cd9dcb7c3cf7bd839be3a5e8b64ba82a4f93baa080b10e9eb5"
+DIGEST = "99693471b19ebea8f3fc02f1cc20d2ec9f2149e0d6e17436832555223695be41"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:46a0879d4ca2bf82
+# checksum sha256:a6b6a4c1a7bd360a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "5cdf095466b4dcd2586d8b256c3d508f9759bc7c49a1e2afff77549055c63ac2"
+DIGEST = "7e4bc51c4dcce4ee34280c639883dbf775a8b74425bc862764a160d8de209fe4"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9d397bc6ca534071
+# checksum sha256:ff615ffe6d045c14
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "dc2b09f796502eed5db2a780694e7299dddd955a1984d683022a743b7d42d0d9"
+DIGEST = "49f1520668fb06e9398f37e34ac6ebc8efcda32a2d712f860624589420f3e1e6"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

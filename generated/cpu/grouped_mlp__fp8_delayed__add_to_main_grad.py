@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6362206e9641f036
+# checksum sha256:c2ba31e60aaba6fb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "e946a2617d37ffdcd618d021e7a6d759649442268b6268ea2dd81eed7784bbef"
+DIGEST = "6f49c1110332cd9281d8cb0e7611958c6373c41a3cf60c6b7da1f64d52664e56"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -431,8 +431,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
         backward_state: Tensor,
-        fc1_weight_main_grad: Tensor | None,
-        fc2_weight_main_grad: Tensor | None,
+        fc1_weight_main_grad: _library.MainGrad,
+        fc2_weight_main_grad: _library.MainGrad,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -502,16 +502,22 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_bias = needs[6]
         left = [*ctx.saved_tensors]
         _library.let_go(ctx)
+        fc1_weight_main_grad = ctx.fc1_weight_main_grad_
+        if callable(fc1_weight_main_grad):
+            fc1_weight_main_grad = fc1_weight_main_grad() if need_dfc1_weight else None
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
-            ctx.fc1_weight_main_grad_.zero_()
+            fc1_weight_main_grad.zero_()
+        fc2_weight_main_grad = ctx.fc2_weight_main_grad_
+        if callable(fc2_weight_main_grad):
+            fc2_weight_main_grad = fc2_weight_main_grad() if need_dfc2_weight else None
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
-            ctx.fc2_weight_main_grad_.zero_()
+            fc2_weight_main_grad.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             left,
             ctx.backward_state_,
-            ctx.fc2_weight_main_grad_,
-            ctx.fc1_weight_main_grad_,
+            fc2_weight_main_grad,
+            fc1_weight_main_grad,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -521,10 +527,10 @@ class _GroupedMLP(torch.autograd.Function):
         )
         return (
             dx,
-            _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc1_weight_main_grad, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
-            _library.dummy_grad(dy, ctx.fc2_weight_main_grad_, ctx.fc2_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc2_weight_main_grad, ctx.fc2_weight_dummy_grad_)
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
@@ -551,10 +557,10 @@ def grouped_mlp(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    fc1_weight_main_grad: Tensor | None = None,
+    fc1_weight_main_grad: _library.MainGrad = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: Tensor | None = None,
+    fc2_weight_main_grad: _library.MainGrad = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -571,13 +577,15 @@ def grouped_mlp(
         forward_state: [4100, E] float32, changed in place.
         backward_state: [2050, E] float32, changed in place.
         fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
-            fc1_weight goes.
+            fc1_weight goes; or a
+            function that gives it, which the backward calls.
         fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc1_weight_overwrite_main_grad: replace what fc1_weight_main_grad holds.
         fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight
-            goes.
+            goes; or a
+            function that gives it, which the backward calls.
         fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.

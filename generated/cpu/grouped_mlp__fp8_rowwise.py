@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1124768f17d19806
+# checksum sha256:4af8dd6607aa225f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "c511ddc585eda7051e7fcf5409a1d6968d32dd84e87a0ffe71d1cf6c4c5249b5"
+DIGEST = "4d43a519623d08051531f7b87d6b3e8559783359206290e947b102585d34a717"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

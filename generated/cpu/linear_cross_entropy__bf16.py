@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ac3597996b1cba15
+# checksum sha256:333a28c4f1ee6e96
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "2f547f3f5bf62381296069c8b6942575e2ea2d14d9997dc7b9d3d0818abd9a57"
+DIGEST = "4dc64b2e06b2481cba082975574e049ea5640d353ede1aca0d63ac627ef104a2"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

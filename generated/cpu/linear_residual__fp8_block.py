@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8d0fd95f68a6cb29
+# checksum sha256:5f8efb6c49059967
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "f03f5ccb5343c9948ebb85e66155509201478229b18ecbfd6f15f8e4e7836c9d"
+DIGEST = "97b70e3cfce0790a3a2f364326f15a754f48e85868759b48a5d0025bf8b84c43"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5b88d1e7cb7a0f5e
+# checksum sha256:9baee9c77f72a0bb
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "8605d8835eed6e22e610dc8485975caa920a60ad332d01cc1d6a8e1abc81d995"
+DIGEST = "ce66e7dbdcfe65c945c58814af2ef4609c74c3ee75fb1b0e0def888f6093dab7"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8aad65af1316665c
+# checksum sha256:239d317747610e56
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "93009a422159d5f3805ee528ae27620fb896863b48851e193626c93f617058e5"
+DIGEST = "81e77acf5660d94078598ded5a40a5d96dd1391be8ac63225170653099bc5c31"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:91a24933d8873c8a
+# checksum sha256:7341e290cad6659d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "1cd480b19590429d9af48fbedff4928edfe4ecc7ef4e480d6c0c4866f543d7f9"
+DIGEST = "cf421303150f3dc7e11caf0da06b18e304c25543467ceecbf38653fd4513733a"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

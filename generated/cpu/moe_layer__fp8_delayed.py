@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2be174b1f95427dc
+# checksum sha256:a0567d070136e1ca
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "f9b72b358aff4d3dcc19585c570872a8b62b0d7afd80c90bd02f7088a7c556d4"
+DIGEST = "a7c40196fcf2962b515f157beeeab600eefaf939f23b73c6a54c0f5ebde89fe5"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:809a74b81df11227
+# checksum sha256:d4ee90c1254f04de
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "f7895f8026a6ae8b1a0e9d513d9ea023722b25c31feb15844b478da17e3ae6b7"
+DIGEST = "0ce15689ec49687fa12c18d49949a29036f80adfb0d13f69be77aa69f258bc02"
 _library.join("moe_permute__bf16", DIGEST)
 
 

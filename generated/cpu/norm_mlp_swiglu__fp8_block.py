@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d13d4a43a6122173
+# checksum sha256:daa107510ca6570d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "0073fb610c4483b30d264aed229c53c0e821b1696a90762b655ec485c43bfba5"
+DIGEST = "4dfea3b5b9e5b69f7d805e2e09517d578e1d51c4031892f8b32aba16893a24a3"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

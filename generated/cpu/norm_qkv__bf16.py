@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b328ad202b53ca80
+# checksum sha256:6681e55c8692f676
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "de2d59ed698b41639d7f04142fb9ec6b227162eaf67b9186d651ecdb01f8a610"
+DIGEST = "d22552e93dfb49cb93d3e05559c95a12eb1fa82bd1aef8f22f2d8ca0276e54cb"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

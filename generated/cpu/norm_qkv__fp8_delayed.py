@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bcd3fd39a1f34995
+# checksum sha256:622d1075e6b77856
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "78092c7807c9929c50ef2f96ad4254c3dfad2161542c6712b737fcdffc00586e"
+DIGEST = "e400ef75c203f4f803795c9abec12eae7d82e1474586d0e095ab828f9adcf3cd"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9134062d09b6afdb
+# checksum sha256:b35bc58ebb0a37a9
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "1dd56f14097ddca8fb36b41f71587a2f1ee22dc827181a1512aaf78216b25183"
+DIGEST = "03dfeffd85728a1e38f23d12c2de2a804991758452d983e291ecfe0ff222ad8a"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

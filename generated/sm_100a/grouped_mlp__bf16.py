@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:499af0393731c2df
+# checksum sha256:edfabe807657d0b3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "898b4a62c17242e2835fa72f90ea44971b5a9206487add62150e56bddf87271d"
+DIGEST = "583f5485db7b2562b11773aa44e3a51ed280c69c852dfedf7f8cacb939456e04"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:01eca098cef21e0e
+# checksum sha256:bd59dd47747905a4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "2c95f53639e56d2861f9d21aa7a85dedf8dd5290dbdb5317ca87c1286915603d"
+DIGEST = "32fe5720a5841f02c5c4b650be930350c72c02d8e2f692bad0e5de85a91753dc"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

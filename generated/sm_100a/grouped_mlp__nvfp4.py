@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:104597bfabe547c6
+# checksum sha256:371d86181ff7f73b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "25bdead1888d30226a3b190c81976ae6e4a00535c13d8943d926653e7767a221"
+DIGEST = "a021b8bfdaef13d0a0f3e2f144512339a28964bc882cb707c6933f110fd0279d"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

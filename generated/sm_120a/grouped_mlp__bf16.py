@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c95edc5a2d344ac
+# checksum sha256:ea619bcc3023a041
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "c8b88979d53270e2dbf6785527cadfc2367c0b5efb18cd83b6c6a726ddbdf36c"
+DIGEST = "4652698802ca728b5d7be406adfeca17bd1c0d7516a9894f18a59dde43386d0c"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d476c309b0d313d6
+# checksum sha256:0e1bf5ecafb92975
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "790e5a4b40398a40b77bec70cb28a896616932f981096eeb353f97eb9a6349f1"
+DIGEST = "f457f5e3e09df320d1d21289883fa830694aefce31934e885e4f885627c8c94d"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

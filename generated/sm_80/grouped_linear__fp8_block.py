@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:635c834b584ccd63
+# checksum sha256:65bfec91c08ee4d8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "cb80bc5747ca696e1bd0a72f017a972cbce9b1eb9e90c67e2d6a5fdca8e1f62b"
+DIGEST = "c3083ddea2e87155a2358f339eda2068ac5b46e10a94f73f260e4ca501b1cefd"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f605550a0327c599
+# checksum sha256:76160e11f3ef4f3c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "461bf47095d1c8a0e3d2fe168e527efddfa96334732ddaf03a2ab438ab937430"
+DIGEST = "94a16f02a4c16862f1bfc1d53ab65cd335a38db7aeff7f21a368a3533d0ae410"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -153,7 +153,7 @@ class _GroupedLinear(torch.autograd.Function):
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dweight: bool,
-        weight_main_grad: Tensor | None,
+        weight_main_grad: _library.MainGrad,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -182,14 +182,17 @@ class _GroupedLinear(torch.autograd.Function):
         need_dx = needs[0]
         need_dweight = needs[1]
         need_dbias = needs[3]
+        weight_main_grad = ctx.weight_main_grad_
+        if callable(weight_main_grad):
+            weight_main_grad = weight_main_grad() if need_dweight else None
         if ctx.weight_overwrite_main_grad_ and need_dweight:
-            ctx.weight_main_grad_.zero_()
+            weight_main_grad.zero_()
         dx, dbias = _backward(
-            dy, *ctx.saved_tensors, ctx.weight_main_grad_, need_dx, need_dweight, need_dbias
+            dy, *ctx.saved_tensors, weight_main_grad, need_dx, need_dweight, need_dbias
         )
         return (
             dx if need_dx else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            _library.dummy_grad(dy, weight_main_grad, ctx.weight_dummy_grad_)
             if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
@@ -209,7 +212,7 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    weight_main_grad: Tensor | None = None,
+    weight_main_grad: _library.MainGrad = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -220,7 +223,9 @@ def grouped_linear(
         weight: [E, N, K] bfloat16 or float16.
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
-        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
+        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes; or
+            a
+            function that gives it, which the backward calls.
         weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
             parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a225320f26e41eed
+# checksum sha256:d4753e6a415a73cf
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "1b0d7605428b7b06a59daca75382609957f243669a562df793573ed192b7cf69"
+DIGEST = "b654c2f3a876c5752367332fcbfd4be80655c2dbcde540aa2fe754b98b899fee"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95a6730cfc7a2bef
+# checksum sha256:9b063e7d6216ac3f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "6b64cc3fa43ed1248d7b3525f3612afefba76e1b8ebbef17eff0e678d5617a5f"
+DIGEST = "defbd7a80b6061d6a67dc5a726f56fe4168f3e80aca70f4a1ad38305b65efe8b"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

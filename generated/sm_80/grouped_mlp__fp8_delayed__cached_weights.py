@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:01fe3349cede695c
+# checksum sha256:691175bf8d314c2d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "1203939bfa3c51cc559015984e9b250bbf4902b6b7736f7bc72e8218256f668a"
+DIGEST = "7cc13f14238956ddd8f5462010825e669fd4e25824bd6d496b3855dd89fcc88e"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

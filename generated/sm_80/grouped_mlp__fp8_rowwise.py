@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d3c435db65451413
+# checksum sha256:31c08d08781ea76a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "4d729d1894506e99a84111997710a38f8122073b99e8621aa809673d475900a6"
+DIGEST = "78a70c5129d0a103337ecf70005af8edb81a7bfa5f6aa24bb9ab65b10a0b5155"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

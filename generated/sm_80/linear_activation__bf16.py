@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:af78d86a4024ddf2
+# checksum sha256:f8e4724e0f7eea2a
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "306b9440fd202b7e9f29b18ab06d35b5e2fd5ad18ab7570b59f806e069587cca"
+DIGEST = "f0495d3021d4cb29ebe03c22d23e48e7699b4c5484da86068497d3fecebb8298"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3431a1a7a9a8fd5b
+# checksum sha256:ef3a1dbb480b7180
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "e9d1aa3f74acede5dded1e76f13dcd07ef13747ad8fcb39650842812773966d1"
+DIGEST = "d0e3fda4370517388f2c75015d46e9b5a20534959c0f84564409e6a0be1e3357"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf0a90afd59328d2
+# checksum sha256:ff7f20d0bedbc39a
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "618ba628ce8fb7a5d72b2eb1c6fcbcca473ae2b7a1a0ee211b03c3202f620bfd"
+DIGEST = "bf0bbc77007d87ffae851cf7d58ff4d852bc1e8a08ccb38230b5592823f45b15"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:50121d24224afbe9
+# checksum sha256:5faaf3ce0bc68b77
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "19179bec076ddba416822ec2daf3fdc042be383d9643d8368df7314eb60b3b73"
+DIGEST = "d32800aea7b71f552f58a89c34d9dd059d8c0a3d9850f6379e12ecf721194082"
 _library.join("linear_residual__bf16", DIGEST)
 
 

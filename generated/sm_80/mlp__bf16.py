@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ce64171428e005c8
+# checksum sha256:acd3a4c3ce9152ee
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "32ef8ebb3288c39d7538ccd4445569b285d33af0e414a613eae1d547e4e9428e"
+DIGEST = "fcc12cae88c306adead1cafa150da2e777313a6fc05576b10ab10228ca083679"
 _library.join("mlp__bf16", DIGEST)
 
 

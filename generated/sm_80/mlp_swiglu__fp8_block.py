@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4534c3859b5ac439
+# checksum sha256:32dba7a6cc9fa6c3
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "717ae9563912b91efb49b63bdb748800fde0123c99557a2356b14fc4c5cbec24"
+DIGEST = "49ceac5b289ddf4e602ced7ff5478254ffd6b309aff2d7e4465f1d07b5793a26"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

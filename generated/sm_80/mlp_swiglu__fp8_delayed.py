@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:98045f5bfe87f104
+# checksum sha256:bcab5b57b7d0fe39
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "687e3aa2e127ed2d1276ae1060e08e67503924995004bff5bc065a131026e8ee"
+DIGEST = "c301bd1bbb0f13b980fa2d1301f7697dcaee5740597770680a8fb43837f7b0da"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dc485eb05f0cb7c8
+# checksum sha256:b077dfeba83f91df
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "cffa3f276163c4e29691342a4cb089f7916347e89e8dc1b7be48cdbcaaa75127"
+DIGEST = "e2ff3bb48d3fb64c64fbf3b1552c85c3956c412edf47fa89e991dcd533206ac8"
 _library.join("moe_layer__bf16", DIGEST)
 
 

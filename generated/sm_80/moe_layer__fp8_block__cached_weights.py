@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a269be784cdbfde8
+# checksum sha256:5bf06b834eada9a6
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "737ea8f9f5049cef6d3878d73bd800835bc1ff91aba2691028f0ba5ecc0b8c83"
+DIGEST = "a6016eaf61f4570d2eff51a334f72ff9affe2a4bd8793bf81552dbe311f3e01c"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ebef5091619d88e6
+# checksum sha256:28ce9989645ece57
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "fbe665489b3623149a2f99fed727ed8c47ea6c89e7014f9cb90a4c3f638b5419"
+DIGEST = "9442d2c77373a959b7084f9ee096df49447c4fd225e4d4592a19097fb101055c"
 _library.join("moe_permute__bf16", DIGEST)
 
 

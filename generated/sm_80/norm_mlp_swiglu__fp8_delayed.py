@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2818446622f283dd
+# checksum sha256:1eed930b3e91d70c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "b59940390e0eff08c80d9ab32e2cf12320f8374c39aba878d255245c67eabcdc"
+DIGEST = "e9fd80d0a45959017ef793bf162e1c1d4259cb72b95a9556ec20e2d274ded53f"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:abf3a826d3f1dfb8
+# checksum sha256:3f5b69e1e24b6673
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "0681a337d22a0173a2c6272b72149d4f4b429abe334890458bf8204614aacf2f"
+DIGEST = "0e4d26d2788439158a74f9fcb95bb9e48221ff12786458212937e85091ec02c9"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

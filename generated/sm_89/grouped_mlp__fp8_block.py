@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3121d1d3d86e34c5
+# checksum sha256:b663471edef48efd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "3a59927971eb5659dc4d421ad8bd97a5e61c727d82205005b6dea22f7ed08f79"
+DIGEST = "3e4ca590959525f5ff00c2c6dcf494c819d1bfd9a6df2d82c2d03b164d19b560"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

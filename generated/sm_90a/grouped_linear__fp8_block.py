@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8e9238987131169
+# checksum sha256:88f137a103a5d427
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "ee82d9062f9f180faac9c152e6b16be592c71d5cd8e095d4775c7f1c55998137"
+DIGEST = "ea917373b509fafddea912f4ebfc77e017c108e754ddf81f359d430ead233b3e"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

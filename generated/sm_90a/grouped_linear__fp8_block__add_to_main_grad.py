@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6066c30945d2a79a
+# checksum sha256:3428779ef656e249
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a9a0c04dcc26c69e70ca9c17d2d34e610ca9a6ce9d92f8969229d6fdadb5dba7"
+DIGEST = "318d2dcb8c374bf4ffc4588cc003e6cbf0e3dd7d4323c51c2cd38b164fe26caa"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -152,7 +152,7 @@ class _GroupedLinear(torch.autograd.Function):
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dweight: bool,
-        weight_main_grad: Tensor | None,
+        weight_main_grad: _library.MainGrad,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -181,14 +181,17 @@ class _GroupedLinear(torch.autograd.Function):
         need_dx = needs[0]
         need_dweight = needs[1]
         need_dbias = needs[3]
+        weight_main_grad = ctx.weight_main_grad_
+        if callable(weight_main_grad):
+            weight_main_grad = weight_main_grad() if need_dweight else None
         if ctx.weight_overwrite_main_grad_ and need_dweight:
-            ctx.weight_main_grad_.zero_()
+            weight_main_grad.zero_()
         dx, dbias = _backward(
-            dy, *ctx.saved_tensors, ctx.weight_main_grad_, need_dx, need_dweight, need_dbias
+            dy, *ctx.saved_tensors, weight_main_grad, need_dx, need_dweight, need_dbias
         )
         return (
             dx if need_dx else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            _library.dummy_grad(dy, weight_main_grad, ctx.weight_dummy_grad_)
             if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
@@ -208,7 +211,7 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    weight_main_grad: Tensor | None = None,
+    weight_main_grad: _library.MainGrad = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -219,7 +222,9 @@ def grouped_linear(
         weight: [E, N, K] bfloat16 or float16.
         split_sizes: [E] int64, rows per group on x's device; zeros allowed, the sum at most T.
         bias: [E, N] bfloat16 or float16.
-        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
+        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes; or
+            a
+            function that gives it, which the backward calls.
         weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
             parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:334fa5434dd7f300
+# checksum sha256:52a56b564001cf23
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "d09fb2e22db50639bd69a0a054c77086dec596d863c29484406a34769ee01237"
+DIGEST = "cb07ee610aeccb4a365bbc8cdc2a0125d9f7aca520153afa708beaa98a1c3234"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

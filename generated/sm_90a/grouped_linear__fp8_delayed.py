@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6b445a32346cc244
+# checksum sha256:7ca4c11a5f8e9ed7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "49f8db763c4ec51b8410a34a3f239ec5d88a4c2329a63ba57969e719ad42bb01"
+DIGEST = "219b8c36ab5ac28b63a86916ee345c98400b05eebd1fba6b37c9795a5278274f"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:febb24a5189cbe4f
+# checksum sha256:64ff4ccbd8668705
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "eb9436b008339a78782863636c92e7374bf0d594bd3c3af75f2569f7d17f6740"
+DIGEST = "60f9a9da44baa9274ed37dd75d647045d53779abab26c7b66a0a518fa9138b75"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -170,7 +170,7 @@ class _GroupedLinear(torch.autograd.Function):
         need_dweight: bool,
         need_dbias: bool,
         backward_state: Tensor,
-        weight_main_grad: Tensor | None,
+        weight_main_grad: _library.MainGrad,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -201,20 +201,23 @@ class _GroupedLinear(torch.autograd.Function):
         need_dx = needs[0]
         need_dweight = needs[1]
         need_dbias = needs[3]
+        weight_main_grad = ctx.weight_main_grad_
+        if callable(weight_main_grad):
+            weight_main_grad = weight_main_grad() if need_dweight else None
         if ctx.weight_overwrite_main_grad_ and need_dweight:
-            ctx.weight_main_grad_.zero_()
+            weight_main_grad.zero_()
         dx, dbias = _backward(
             dy,
             *ctx.saved_tensors,
             ctx.backward_state_,
-            ctx.weight_main_grad_,
+            weight_main_grad,
             need_dx,
             need_dweight,
             need_dbias,
         )
         return (
             dx if need_dx else None,
-            _library.dummy_grad(dy, ctx.weight_main_grad_, ctx.weight_dummy_grad_)
+            _library.dummy_grad(dy, weight_main_grad, ctx.weight_dummy_grad_)
             if ctx.weight_dummy_grad_ and need_dweight
             else None,
             None,
@@ -236,7 +239,7 @@ def grouped_linear(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    weight_main_grad: Tensor | None = None,
+    weight_main_grad: _library.MainGrad = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -249,7 +252,9 @@ def grouped_linear(
         bias: [E, N] bfloat16 or float16.
         forward_state: [2050, E] float32, changed in place.
         backward_state: [1025, E] float32, changed in place.
-        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes.
+        weight_main_grad: [E, N, K] float32, changed in place: where the gradient of weight goes; or
+            a
+            function that gives it, which the backward calls.
         weight_dummy_grad: give weight a gradient of zeros, so that its hooks run; a tuple of the
             parameter sets its `grad_added_to_main_grad` then, too.
         weight_overwrite_main_grad: replace what weight_main_grad holds.

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:11213446df95b9df
+# checksum sha256:11e31ee77a7580c8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "a5384ba3a47243b6f83046389ca23cd0401273a2baed2d53aa9b0b695560cfeb"
+DIGEST = "40d66d40410308b3e3832eea1bc810f4410d652ad117bc08d853881067b206b2"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

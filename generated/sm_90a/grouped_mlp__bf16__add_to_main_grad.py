@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:489c079fef0b2c25
+# checksum sha256:e0e0bd54e88a9067
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "34bb806596411207fae4ab3b7f5c59e1a02453cbad63ea1c4477ee98f7d16939"
+DIGEST = "c9e82c27f7136205228cc7691ac50021d952628b5dcfb4195f7f0e0673661228"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 
@@ -315,8 +315,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_main_grad: Tensor | None,
-        fc2_weight_main_grad: Tensor | None,
+        fc1_weight_main_grad: _library.MainGrad,
+        fc2_weight_main_grad: _library.MainGrad,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -370,15 +370,21 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_bias = needs[6]
         left = [*ctx.saved_tensors]
         _library.let_go(ctx)
+        fc1_weight_main_grad = ctx.fc1_weight_main_grad_
+        if callable(fc1_weight_main_grad):
+            fc1_weight_main_grad = fc1_weight_main_grad() if need_dfc1_weight else None
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
-            ctx.fc1_weight_main_grad_.zero_()
+            fc1_weight_main_grad.zero_()
+        fc2_weight_main_grad = ctx.fc2_weight_main_grad_
+        if callable(fc2_weight_main_grad):
+            fc2_weight_main_grad = fc2_weight_main_grad() if need_dfc2_weight else None
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
-            ctx.fc2_weight_main_grad_.zero_()
+            fc2_weight_main_grad.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             left,
-            ctx.fc2_weight_main_grad_,
-            ctx.fc1_weight_main_grad_,
+            fc2_weight_main_grad,
+            fc1_weight_main_grad,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -388,10 +394,10 @@ class _GroupedMLP(torch.autograd.Function):
         )
         return (
             dx,
-            _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc1_weight_main_grad, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
-            _library.dummy_grad(dy, ctx.fc2_weight_main_grad_, ctx.fc2_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc2_weight_main_grad, ctx.fc2_weight_dummy_grad_)
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
@@ -416,10 +422,10 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_weight_main_grad: Tensor | None = None,
+    fc1_weight_main_grad: _library.MainGrad = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: Tensor | None = None,
+    fc2_weight_main_grad: _library.MainGrad = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -434,13 +440,15 @@ def grouped_mlp(
         fc1_bias: [E, 2 * F] bfloat16 or float16.
         fc2_bias: [E, H] bfloat16 or float16.
         fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
-            fc1_weight goes.
+            fc1_weight goes; or a
+            function that gives it, which the backward calls.
         fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc1_weight_overwrite_main_grad: replace what fc1_weight_main_grad holds.
         fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight
-            goes.
+            goes; or a
+            function that gives it, which the backward calls.
         fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.

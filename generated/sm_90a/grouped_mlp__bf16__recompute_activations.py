@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:fa32ed5fa83aa099
+# checksum sha256:7ff822c563947aeb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "6b31b48eb7a0142d88e7ef2edbe532a23d27cf60ed1a516815971743b6273bd6"
+DIGEST = "9e7c638151a271d04d593f706f1ae0185ad6de274f37b4d7c132807be011ab54"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

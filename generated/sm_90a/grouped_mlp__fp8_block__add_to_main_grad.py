@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b3b234d3d82264f5
+# checksum sha256:bba4198660b4870b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a5c4b45afbeafc634788c520c01ca747095858b16c795fdffc66cea68b5f37e1"
+DIGEST = "b71b05cebcbcd1c9b670ab0f484238fc23cbea5e9843921052e934cf86016fde"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -368,8 +368,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_main_grad: Tensor | None,
-        fc2_weight_main_grad: Tensor | None,
+        fc1_weight_main_grad: _library.MainGrad,
+        fc2_weight_main_grad: _library.MainGrad,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -425,15 +425,21 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_bias = needs[6]
         left = [*ctx.saved_tensors]
         _library.let_go(ctx)
+        fc1_weight_main_grad = ctx.fc1_weight_main_grad_
+        if callable(fc1_weight_main_grad):
+            fc1_weight_main_grad = fc1_weight_main_grad() if need_dfc1_weight else None
         if ctx.fc1_weight_overwrite_main_grad_ and need_dfc1_weight:
-            ctx.fc1_weight_main_grad_.zero_()
+            fc1_weight_main_grad.zero_()
+        fc2_weight_main_grad = ctx.fc2_weight_main_grad_
+        if callable(fc2_weight_main_grad):
+            fc2_weight_main_grad = fc2_weight_main_grad() if need_dfc2_weight else None
         if ctx.fc2_weight_overwrite_main_grad_ and need_dfc2_weight:
-            ctx.fc2_weight_main_grad_.zero_()
+            fc2_weight_main_grad.zero_()
         dx, dprobs, dfc1_bias, dfc2_bias = _backward(
             dy,
             left,
-            ctx.fc2_weight_main_grad_,
-            ctx.fc1_weight_main_grad_,
+            fc2_weight_main_grad,
+            fc1_weight_main_grad,
             need_dx,
             need_dfc1_weight,
             need_dfc2_weight,
@@ -443,10 +449,10 @@ class _GroupedMLP(torch.autograd.Function):
         )
         return (
             dx,
-            _library.dummy_grad(dy, ctx.fc1_weight_main_grad_, ctx.fc1_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc1_weight_main_grad, ctx.fc1_weight_dummy_grad_)
             if ctx.fc1_weight_dummy_grad_ and need_dfc1_weight
             else None,
-            _library.dummy_grad(dy, ctx.fc2_weight_main_grad_, ctx.fc2_weight_dummy_grad_)
+            _library.dummy_grad(dy, fc2_weight_main_grad, ctx.fc2_weight_dummy_grad_)
             if ctx.fc2_weight_dummy_grad_ and need_dfc2_weight
             else None,
             None,
@@ -471,10 +477,10 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_weight_main_grad: Tensor | None = None,
+    fc1_weight_main_grad: _library.MainGrad = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: Tensor | None = None,
+    fc2_weight_main_grad: _library.MainGrad = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:
@@ -489,13 +495,15 @@ def grouped_mlp(
         fc1_bias: [E, 2 * F] bfloat16 or float16.
         fc2_bias: [E, H] bfloat16 or float16.
         fc1_weight_main_grad: [E, 2 * F, H] float32, changed in place: where the gradient of
-            fc1_weight goes.
+            fc1_weight goes; or a
+            function that gives it, which the backward calls.
         fc1_weight_dummy_grad: give fc1_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.
         fc1_weight_overwrite_main_grad: replace what fc1_weight_main_grad holds.
         fc2_weight_main_grad: [E, H, F] float32, changed in place: where the gradient of fc2_weight
-            goes.
+            goes; or a
+            function that gives it, which the backward calls.
         fc2_weight_dummy_grad: give fc2_weight a gradient of zeros, so that its hooks run; a tuple
             of the
             parameter sets its `grad_added_to_main_grad` then, too.

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b97f8fbea8d15bd8
+# checksum sha256:331e0377e999b88b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "3aff2d5cad2ff16080d5ee77ec99021d7b870a08c631d173825f63b59e92b5c4"
+DIGEST = "0a7c601ac91415f1fbdd91d185ae39ffaf6df018a0b5012dcc57140bcc29d14c"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8dcf2fd33eb6daaa
+# checksum sha256:a1eb83e2cb834db3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "549cae6a32a2b5116dec10799b058ec9fb1b591507e09d02ba5fd2a0f418c434"
+DIGEST = "a9e51f0b3638126625d12feb90d967e2624ba706b70086f5ea874c007c3cc455"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:879f457b2c9e4bcc
+# checksum sha256:bea39f63de271d33
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "4a89b74a2bfe5e54605d1452a7909972d1dfd162f1d643a2514bd2e6dc19f59e"
+DIGEST = "6e86a15b45f9ba920e8ba7b259bf14729ce8a582614b69737ca49f71d094b62d"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:842eccb1304f3828
+# checksum sha256:c9ec376dca84f489
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "1d9ffa3582aa030d7087b9e57d1e03259356a90bde73c06ab384d53a40a19574"
+DIGEST = "9dab6a12da50ce94cf8398668f2d14c36bcc6fc5fa59fa219775f2c88803b90d"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

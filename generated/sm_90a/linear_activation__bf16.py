@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:34a51b05bd8bdcd2
+# checksum sha256:bed0406ffd50d37b
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "154f6a7fc9e47d59221aa88ed7841a542c97995a1141029f3fcb423ed73eaeb9"
+DIGEST = "ba335e19551128897ef05209d34a6bbd223d43c9488e06187a7e6aef09c123b2"
 _library.join("linear_activation__bf16", DIGEST)
 
 

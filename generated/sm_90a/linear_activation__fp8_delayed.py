@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5cd6d796452091cb
+# checksum sha256:20185da0d09a1a53
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "2e363af2cb5a84ea71e9fe02019069e0325bf50c73989a960dc33134e8b3f6ee"
+DIGEST = "32f98a5524d423468338bedaf070ea40c6919d790a1e91f852bf89d25825fee4"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:79c9c26f971cec98
+# checksum sha256:38b8869328cef1a7
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "6a0fd7e2fab8018133f1219a4be82f3bfdbf65ce315ae3bf2954d8b562ab09d8"
+DIGEST = "ec448ed78148de4d59a9096b302b8f5fc21a8863c1327c2171a5cf7674e6cdb3"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:373b787236dd76a2
+# checksum sha256:37f9ef307d4f1172
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "0be23e638d1c24025cb39fade0ed2e08fa9bda67a5cf8e35a61fe40309bd94a1"
+DIGEST = "026893a24dafeb8d4607dfc862734894fe450a2e929a624e46ab2098f1022c27"
 _library.join("mlp__fp8_block", DIGEST)
 
 

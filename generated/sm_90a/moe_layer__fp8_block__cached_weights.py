@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:14d9aee2a19a6e02
+# checksum sha256:9dba725c5dfe39f9
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "ac8820bbc338169b10e4a31c0ec77fa5cb73a45fcbc8d5df5621c74a5189d93e"
+DIGEST = "10ffadb742785c65bbacf29ba359977312560e93615b6124203dc4543bc79225"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a772a2d128608849
+# checksum sha256:554741a069d3c6ca
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "0677e72b07295e01f08ba7813c45e01809c37eb460e6e4b80aea5d84665a4efa"
+DIGEST = "c3cbf10ce77093b20f5a63016d1b9945375da7ed0de09570063589b67cdc8e3b"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

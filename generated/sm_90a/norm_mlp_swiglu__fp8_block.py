@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8f4982dad2781ad8
+# checksum sha256:cbbee5fc31521c2d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "7751767a00cf9ff62922535cda5b0d6857099e91daea1038a90ea000f2010043"
+DIGEST = "a04d1d7b56aa44e1ae0a275439cfe5d05906958f77f25e883356531b5eeb023b"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

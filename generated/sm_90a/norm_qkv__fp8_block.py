@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:77e135fcefd90ae8
+# checksum sha256:b789f77f22cf7730
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "4ae3e3d6b0f4070981863352e1f8d5dcd61b7dac239ff345600b64060311c96d"
+DIGEST = "4ef678227ef29ac7023fe6ad12cd96742b7d7a44c6a366d42ca927f34b2db4a8"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:11f490c8d94d532a
+# checksum sha256:1bba691138baed48
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "fcef0d5a0a80c04ed376f8c5251e1057ef653cccb05d1e928b745260bfd014f5"
+DIGEST = "6ad19c0ea52aa0475e4baad4da3827889fe8c27bd38125550752ba525cda8f15"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00b83897e6dcc640
+# checksum sha256:2c447f1f9b9c35c4
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "5af0f20789f087b4f9256e39c5bebf4456dc1e12b445388e96ecbe3889fe05cd"
+DIGEST = "6c1b845af564094347cc4ec53182be025594fa78e665998257db2051980a6434"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -291,9 +291,10 @@ def slot_bounds(max_in_flight: int | None, max_tokens: int | None) -> tuple[int,
 
 
 def main_grad(cell: str, name: str, weight: nn.Parameter, dtype: torch.dtype) -> Tensor | None:
-    """As that of `_library`, whether gradients are being recorded or not."""
+    """As that of `_library`, whether gradients are being recorded or not, and asked for now."""
     with torch.enable_grad():
-        return _library.main_grad(cell, name, weight, dtype)
+        found = _library.main_grad(cell, name, weight, dtype)
+    return found() if callable(found) else found
 
 
 def own(cell: str, name: str, weight: Tensor) -> Tensor:

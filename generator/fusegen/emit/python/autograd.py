@@ -145,7 +145,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
     assert direction is not None, "a plan has a backward"
     boxed = left_for(plan, direction)
     given_in = (name for name in handed_in(plan, direction) if name not in plan.incoming)
-    local = {*saved, *held}
+    local = {*saved, *held, *buffers}
     sources = [LEFT] if boxed else []
     sources += [name if name in local else f"ctx.{name}" for name in given_in]
     if boxed:
@@ -161,7 +161,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in further),
             *(f"{name}: {kind}" for name, kind in queue.items()),
-            *(f"{name}: Tensor | None" for name in buffers),
+            *(f"{name}: _library.MainGrad" for name in buffers),
             *(f"{name}: {asked[name]}" for name in asked),
         ),
         wanted=_wanted(plan, arguments),
@@ -191,7 +191,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(
                 sources[1:]
                 if several
-                else (f"ctx.{name}" for name in (*read, *buffers) if name not in held)
+                else (*(f"ctx.{name}" for name in read if name not in held), *buffers)
             ),
             *plan.backward.flags,
             *(f"ctx.{name}" for name in (*scalars, *later_groups)),
@@ -252,7 +252,7 @@ def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
     if argument.name in plan.delayed:
         return "None"
     if argument.name in dict(plan.main_grads):
-        buffer = f"ctx.{dict(plan.main_grads)[argument.name]}"
+        buffer = dict(plan.main_grads)[argument.name]
         asked = f"ctx.{dummy(argument.name)}"
         wanted = f"{asked} and {argument.flag}"
         typed = plan.own_type_argument(plan.backward)
