@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:16c45fb95e17bdaa
+# checksum sha256:abf8b15a9c77be6d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "4cce65751de2aafcf2c34dc803614bbd165db23bf57725be6a426897e831c1af"
+DIGEST = "12c1c035369ff647f7d3e9530cebcaaac0d1dd92a9c53cc5b98ccee87aaa2f6b"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7e528d54bbd1c040
+# checksum sha256:b923257f1bb09624
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_block on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "8ec6b3b2ba0a007d80cf7be4803d961bbc0915921156496a49b28ec554dd3798"
+DIGEST = "baf0ae7548cee80d72a9a3e96c6c70c510833ead4714f265dbaedae6f18697f8"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -152,7 +153,7 @@ class _GroupedLinear(torch.autograd.Function):
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dweight: bool,
-        weight_main_grad: _library.MainGrad,
+        weight_main_grad: Tensor | Callable[[], Tensor] | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -211,7 +212,7 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    weight_main_grad: _library.MainGrad = None,
+    weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

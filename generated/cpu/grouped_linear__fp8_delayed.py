@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:07894b64ba8c1dcd
+# checksum sha256:3d7fd85363e25027
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "091f9a6c2cc1d880f76e61592a8eac16bbef444a565749936ebf15e197d60bc7"
+DIGEST = "39602861bf12aebab69defd90c0ae20c3f962683b26ea21ca40f288f3b803f28"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

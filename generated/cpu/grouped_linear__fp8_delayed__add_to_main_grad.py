@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9306a2a2c4dc8705
+# checksum sha256:66a474ca9cd3de7c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "d1c653fc8d4d7d744301983bbfc9eb845dd9281bbb92695bc7c5da8f62a27bf4"
+DIGEST = "176412617e3b8652ed0b40da2a6ff5b47d6be53659ff1d861a7d139c17271f83"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -170,7 +171,7 @@ class _GroupedLinear(torch.autograd.Function):
         need_dweight: bool,
         need_dbias: bool,
         backward_state: Tensor,
-        weight_main_grad: _library.MainGrad,
+        weight_main_grad: Tensor | Callable[[], Tensor] | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -239,7 +240,7 @@ def grouped_linear(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    weight_main_grad: _library.MainGrad = None,
+    weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

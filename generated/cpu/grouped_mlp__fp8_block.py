@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d721fad9be9958cb
+# checksum sha256:24bb8ed82c062051
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "99693471b19ebea8f3fc02f1cc20d2ec9f2149e0d6e17436832555223695be41"
+DIGEST = "38bf0682f86e7c933a55b6c39d7627b74d564fa325f27c1a765076e07c2cc792"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1f48457be6c6decc
+# checksum sha256:ae673212804a5ea0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_block on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "12e75c2f1f2eb0ad8de9b6eb4d3c6b740a6948dfa478cd1c91b743ce9499dc12"
+DIGEST = "47cfcc58f1d219fdb4da862e4295f4ed2ab78673ccbfc463b16fd5fe00e48e00"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -393,8 +394,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_main_grad: _library.MainGrad,
-        fc2_weight_main_grad: _library.MainGrad,
+        fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None,
+        fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -502,10 +503,10 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_weight_main_grad: _library.MainGrad = None,
+    fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: _library.MainGrad = None,
+    fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

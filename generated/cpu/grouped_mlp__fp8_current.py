@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a6b6a4c1a7bd360a
+# checksum sha256:147910554bc6c3d5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "7e4bc51c4dcce4ee34280c639883dbf775a8b74425bc862764a160d8de209fe4"
+DIGEST = "a39dc9f110d61f112737b2982ba4257d1641ff1b8d27130039d2440c2cdc3553"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c2ba31e60aaba6fb
+# checksum sha256:e4450d70110876e1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on cpu, native: the reference itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "6f49c1110332cd9281d8cb0e7611958c6373c41a3cf60c6b7da1f64d52664e56"
+DIGEST = "949203d0cff6c30ade7d77194fdd33957ad5230b07e62b49cbebfbf3ee076557"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -431,8 +432,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
         backward_state: Tensor,
-        fc1_weight_main_grad: _library.MainGrad,
-        fc2_weight_main_grad: _library.MainGrad,
+        fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None,
+        fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -557,10 +558,10 @@ def grouped_mlp(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    fc1_weight_main_grad: _library.MainGrad = None,
+    fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: _library.MainGrad = None,
+    fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

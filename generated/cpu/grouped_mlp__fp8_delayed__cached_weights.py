@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8c7656e1865c4715
+# checksum sha256:29808b0e0c3d9dc5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "b493ceb9f272beb7f0debde39a7fb305efaf8ae0da44081f2b2cb3fc3e78deaf"
+DIGEST = "04a67899ae5a66dd5f8eb67145c1981421c3818c5fc1212eaa90ff4b3ba9ca2b"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4af8dd6607aa225f
+# checksum sha256:f83958158900e786
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "4d43a519623d08051531f7b87d6b3e8559783359206290e947b102585d34a717"
+DIGEST = "0f45c4a6e12ee5fd51c5210159ac759b8b746f5b554731d117014bef13a9e265"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:333a28c4f1ee6e96
+# checksum sha256:ed8cf8d5d2765602
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "4dc64b2e06b2481cba082975574e049ea5640d353ede1aca0d63ac627ef104a2"
+DIGEST = "9917dc7f4e6293762278078853ab775cade9a3ecc489341ee9ef9f7fb7ad4496"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

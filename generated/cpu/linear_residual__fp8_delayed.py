@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9baee9c77f72a0bb
+# checksum sha256:96be8daacaba0bdb
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "ce66e7dbdcfe65c945c58814af2ef4609c74c3ee75fb1b0e0def888f6093dab7"
+DIGEST = "17bcea5b73f3cba8b46d5151f45afcd07e658696c97a1db59a8a524e4c1f7bfb"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

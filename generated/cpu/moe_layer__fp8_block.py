@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:239d317747610e56
+# checksum sha256:22802f70b7380c31
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "81e77acf5660d94078598ded5a40a5d96dd1391be8ac63225170653099bc5c31"
+DIGEST = "11eecb60e1ff028864146a7186358ddf8f1bf6213b0bad935dfb1cd1e86f6c40"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7341e290cad6659d
+# checksum sha256:c92bd88af969d759
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "cf421303150f3dc7e11caf0da06b18e304c25543467ceecbf38653fd4513733a"
+DIGEST = "bb5663563fce32537ad4ae1e2e1f758597dd7e3a6b2ce931b93f44cfb88b09cc"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

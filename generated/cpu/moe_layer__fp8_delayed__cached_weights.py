@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:08522e512abf44f3
+# checksum sha256:2d319f31a98fb163
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "79d3fa26803d2e291cd5d2cdcc0d1572f17ce032282522fe21bc5c89279505c8"
+DIGEST = "701caed754fe276656249e9b721b638e8f7934bf89d8bed330b95f8e32201146"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

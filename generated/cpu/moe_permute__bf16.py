@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d4ee90c1254f04de
+# checksum sha256:8ab9c06a6e173353
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "0ce15689ec49687fa12c18d49949a29036f80adfb0d13f69be77aa69f258bc02"
+DIGEST = "e4171e4fbb7e1ad69b374893bad0b920b6791db31469ea619479eca1993b8a0b"
 _library.join("moe_permute__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:daa107510ca6570d
+# checksum sha256:ce6c21b78a686847
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "4dfea3b5b9e5b69f7d805e2e09517d578e1d51c4031892f8b32aba16893a24a3"
+DIGEST = "7afdd639f2d3aca0b4b53b703d1d1d5e859ff936d23c013e1fc2af6607e6695e"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6681e55c8692f676
+# checksum sha256:0c89a399e3f55d01
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "d22552e93dfb49cb93d3e05559c95a12eb1fa82bd1aef8f22f2d8ca0276e54cb"
+DIGEST = "9ee6178b5ea1b1bd34c10d9f56ae40f89fa6a67095e4c8d992f98c25c7ee3933"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

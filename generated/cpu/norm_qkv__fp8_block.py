@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3e39a3aa155c5efe
+# checksum sha256:4b54c1e0fbc9a4c2
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "409e8fc8633ba58cc5c3a9149f0a96cbbec6b6e50ed64297ef6d9232729dd2bc"
+DIGEST = "1e1d58f6240db29553296e3843268135fde1d20fb1987e2a85b3b5a07704710d"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

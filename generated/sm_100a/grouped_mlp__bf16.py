@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:edfabe807657d0b3
+# checksum sha256:9ed5249aa18af403
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "583f5485db7b2562b11773aa44e3a51ed280c69c852dfedf7f8cacb939456e04"
+DIGEST = "624368c0de05666ccecbb7337668a9b0b60b21efac1739d1810f08bc7d8745bf"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bd59dd47747905a4
+# checksum sha256:8952ffacc1da9ce1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "32fe5720a5841f02c5c4b650be930350c72c02d8e2f692bad0e5de85a91753dc"
+DIGEST = "f1b6b183089c75a1e4ea7723d6e12703834c13867973384101ae8d6c2b50a58b"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:371d86181ff7f73b
+# checksum sha256:df87605b00dc09b6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a021b8bfdaef13d0a0f3e2f144512339a28964bc882cb707c6933f110fd0279d"
+DIGEST = "5c7aa106d5625b54a56e5c15473146207a944bd34925c5e191d88da9e0f9c109"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ea619bcc3023a041
+# checksum sha256:0b41170088ac0d29
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "4652698802ca728b5d7be406adfeca17bd1c0d7516a9894f18a59dde43386d0c"
+DIGEST = "6a9c1e15a322e7678753c05152d3ca2405a52b195896955c2bccf2bdb03da8a5"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

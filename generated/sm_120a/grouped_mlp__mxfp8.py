@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1049dac9c46ee323
+# checksum sha256:89e4b92c2a2e7d36
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "dddde4c3d4d6ecc9441c590e65e15257769584923d8d61d4d6321a821ecab82d"
+DIGEST = "ebeb74124a8887fd43c5462c79ee3af0d3f24d90adcc40e5253df3999990a6f2"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

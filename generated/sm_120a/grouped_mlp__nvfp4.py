@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0e1bf5ecafb92975
+# checksum sha256:8d0341bdde1a5f23
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "f457f5e3e09df320d1d21289883fa830694aefce31934e885e4f885627c8c94d"
+DIGEST = "37ec2447b4a80342056466dea60e8bfd5994c8b00c343afa23254f7ec56d67c0"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

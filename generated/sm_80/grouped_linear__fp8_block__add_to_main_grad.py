@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:76160e11f3ef4f3c
+# checksum sha256:a8888a23d0c6055b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "94a16f02a4c16862f1bfc1d53ab65cd335a38db7aeff7f21a368a3533d0ae410"
+DIGEST = "57e3e8e15d6cfc17da80a5a49519c9fe91d0ab6ac06114acb329cd7a18a48881"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -153,7 +154,7 @@ class _GroupedLinear(torch.autograd.Function):
         split_sizes: Tensor,
         bias: Tensor | None,
         need_dweight: bool,
-        weight_main_grad: _library.MainGrad,
+        weight_main_grad: Tensor | Callable[[], Tensor] | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -212,7 +213,7 @@ def grouped_linear(
     split_sizes: Tensor,
     bias: Tensor | None = None,
     *,
-    weight_main_grad: _library.MainGrad = None,
+    weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d4753e6a415a73cf
+# checksum sha256:41b9d6f65f550cec
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "b654c2f3a876c5752367332fcbfd4be80655c2dbcde540aa2fe754b98b899fee"
+DIGEST = "d8ee5c494f6032d05b1df2c7b7b10f30b1c6353d2ee642acc3c6ddfe468e0dd4"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ec7659599655b020
+# checksum sha256:0be995b0003d35ef
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -12,6 +12,7 @@ e4m3_e4m3_tensor_fast; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "69284054f1551e5fc7c4609556ae2fd90a366d3adc3953d1f57ac69f9b184561"
+DIGEST = "eedca80fe4e61b54eb48f901c5091893279fd482eeb587e287530752f63162a9"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -171,7 +172,7 @@ class _GroupedLinear(torch.autograd.Function):
         need_dweight: bool,
         need_dbias: bool,
         backward_state: Tensor,
-        weight_main_grad: _library.MainGrad,
+        weight_main_grad: Tensor | Callable[[], Tensor] | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -240,7 +241,7 @@ def grouped_linear(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    weight_main_grad: _library.MainGrad = None,
+    weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:41bef03e30ab7fe2
+# checksum sha256:f3f477ec6b1dcaf5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "4e9db0cc929d28fb3373ccbfb2c29b756b5a2dc9769047b91a817e3659bafb09"
+DIGEST = "b96899c317d229d3efecfebda867fce809bf4adde218444d1b95050ab3ffb4d2"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

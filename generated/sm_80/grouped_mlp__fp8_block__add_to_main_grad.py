@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b98a35c4d35265bb
+# checksum sha256:6da17ec9a279326a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -13,6 +13,7 @@ e4m3_e4m3_block_1x128_block_128x128_split_128; operands are decoded to bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "786cd5eb27eda5eee57b35c6497816b4ac08506063cb42f1ea628f0054962195"
+DIGEST = "5f4301c93fa6b29dd068481d84ad439f5417fbb5532aca41b7c2ab35595bff2a"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -335,8 +336,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_main_grad: _library.MainGrad,
-        fc2_weight_main_grad: _library.MainGrad,
+        fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None,
+        fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -444,10 +445,10 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_weight_main_grad: _library.MainGrad = None,
+    fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: _library.MainGrad = None,
+    fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

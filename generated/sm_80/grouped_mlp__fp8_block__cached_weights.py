@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:79982e8646b4f2ba
+# checksum sha256:d7b1e44e08f34ada
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "840b08e3bbc2470a7564866199c72c758948ac4b020f5b068c49e9b4625772e8"
+DIGEST = "e37402e187904528f4fa67ca070e9d76cac614c0a304ad9288b070d3f385042c"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eac40a779b078ac4
+# checksum sha256:9cd98799c89f0b3a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "49ade76153a4556bb0f3be514e9cf2d99fba4c3538e6b16150c733d1542b219d"
+DIGEST = "70200f3bc605ebc4a28e9e35bb2f2923718435549a995982aa69662bdc26dfc7"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

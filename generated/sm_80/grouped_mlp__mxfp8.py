@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c5b010788471a3a1
+# checksum sha256:0025d2b8d40cfc57
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "4d4a8fe035803b52935aae71b79393bd19baa0c9b630ee64222efd8b86ae264f"
+DIGEST = "0dde6525745601b386d5324e2d9771f0da2b836ffab709e213651ef42799183e"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ff7f20d0bedbc39a
+# checksum sha256:516af7d632a3f285
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "bf0bbc77007d87ffae851cf7d58ff4d852bc1e8a08ccb38230b5592823f45b15"
+DIGEST = "6eb518c495450161ae9659cd32e2a34a1312c303bc09e95f2dbe15f05d3e03ce"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

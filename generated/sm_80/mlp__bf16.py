@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:acd3a4c3ce9152ee
+# checksum sha256:839f8c6830ac049d
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "fcc12cae88c306adead1cafa150da2e777313a6fc05576b10ab10228ca083679"
+DIGEST = "cd06fcf5f4e55848411e845862fa9192ed2a88afb01dc4cb666ac70300f13823"
 _library.join("mlp__bf16", DIGEST)
 
 

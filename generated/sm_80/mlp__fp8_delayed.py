@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5f47f8d6247aefd3
+# checksum sha256:bf6afe83a26e88c2
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "7510bf71babf2560242cea7f5319712066e0bba08068a278ee899ae2baeba272"
+DIGEST = "ba5cd8843dd2dacd3b3e315b1991016fd0dabf70e3bb6c53405ec4e67fd94cc2"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

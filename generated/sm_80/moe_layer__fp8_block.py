@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9e341a6a6b19f480
+# checksum sha256:6296c0b09b92d28c
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "64e6d29115672411e3e2be150d7dd12fb34ad554dd6ab8640933c91d5c4dfac1"
+DIGEST = "8c1802d66399ed39e9ccdacd5e54becf58090108dcbb41518d843fed3b445b83"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

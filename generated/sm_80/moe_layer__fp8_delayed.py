@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:495e0a71d3c3717a
+# checksum sha256:e2a22ba5f40e8514
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "3d0ace367cc9a7b72b58dd027d3c30e0b578fe749da2843a683a2e5a51ca1013"
+DIGEST = "f7f442c21e078e744ec6c88076c6dd5b7bebe5c42d9106f0dfc5a64081c83d60"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

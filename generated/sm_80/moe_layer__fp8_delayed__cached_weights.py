@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7cf32bf893cfe702
+# checksum sha256:023a7208a600b290
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "bdd036163118bbd34d0bb980c72347dd278c77a1a2870963fcbdd52a29590e1a"
+DIGEST = "2ec3d88fe17f2a3e2980fdcf195a516132a170801c9361f9397f6695a7e6b857"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:28ce9989645ece57
+# checksum sha256:3b9fd74f5e830a55
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "9442d2c77373a959b7084f9ee096df49447c4fd225e4d4592a19097fb101055c"
+DIGEST = "30e97d181b331defd35d7e22b6e565befb4e64e2ea149641293b6d1fb3d18377"
 _library.join("moe_permute__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1eed930b3e91d70c
+# checksum sha256:cf6ffcce79dca8a2
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "e9fd80d0a45959017ef793bf162e1c1d4259cb72b95a9556ec20e2d274ded53f"
+DIGEST = "80ccb5f50ce028e07675aaf3e76f5cc1726a12afb9e66b56b7591b843c4b377c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

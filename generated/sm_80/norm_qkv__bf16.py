@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d90d6ff4334f1d07
+# checksum sha256:a9b39eee702f4b12
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "8b6e78135cbe9549a6f50454fb75e19b705d29126af223727cb9cf44a157b72e"
+DIGEST = "530a97c79362743c1f8f573cf6ab18942750335c41558794f7f651e99ce23f67"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

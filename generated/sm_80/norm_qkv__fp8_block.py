@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4ccf895ba7aa19ef
+# checksum sha256:9e4ebdaf16fb78a2
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "2b4208b6546029717af88a0d2bc4ffa83cf48e2496836785568b486e1cb35238"
+DIGEST = "cdbf0ffaaeff4fd4aa0d95cb953872bbd7e3cd77e20d6f912bdaa3b8c1ab5588"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:91cadce511a02517
+# checksum sha256:9dcdef00114d1d96
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "d6960d775dee8384323834dd2459030186f50243a6a166a4e73b30c935673bca"
+DIGEST = "5cdfd8373d45d7f575a0f5c41971227c6adba08731a5f47742ebbc031ab09eef"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

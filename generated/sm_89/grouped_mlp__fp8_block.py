@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b663471edef48efd
+# checksum sha256:b8cfb632ff645833
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "3e4ca590959525f5ff00c2c6dcf494c819d1bfd9a6df2d82c2d03b164d19b560"
+DIGEST = "f375da1811cc9058139c25cefc3f9a93b9dcd303efcea6161759312ee9f4f0bd"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

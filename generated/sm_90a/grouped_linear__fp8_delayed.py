@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7ca4c11a5f8e9ed7
+# checksum sha256:9c46e3d9f4ce989c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "219b8c36ab5ac28b63a86916ee345c98400b05eebd1fba6b37c9795a5278274f"
+DIGEST = "79dbe933e4eb10315e348ad54800e96de1c321a393d41747d0d205470800e086"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:64ff4ccbd8668705
+# checksum sha256:7971b65619d82aa3
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -11,6 +11,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "60f9a9da44baa9274ed37dd75d647045d53779abab26c7b66a0a518fa9138b75"
+DIGEST = "0ee0a089b7944833079380078806e0dd3e63dca74ef543082b93807a8434a1e2"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -170,7 +171,7 @@ class _GroupedLinear(torch.autograd.Function):
         need_dweight: bool,
         need_dbias: bool,
         backward_state: Tensor,
-        weight_main_grad: _library.MainGrad,
+        weight_main_grad: Tensor | Callable[[], Tensor] | None,
         weight_dummy_grad: bool | tuple[Tensor],
         weight_overwrite_main_grad: bool,
     ) -> Tensor:
@@ -239,7 +240,7 @@ def grouped_linear(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    weight_main_grad: _library.MainGrad = None,
+    weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     weight_dummy_grad: bool | tuple[Tensor] = False,
     weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

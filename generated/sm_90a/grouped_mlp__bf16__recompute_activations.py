@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7ff822c563947aeb
+# checksum sha256:3c8750b3bbf29923
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "9e7c638151a271d04d593f706f1ae0185ad6de274f37b4d7c132807be011ab54"
+DIGEST = "aff205c0f1c4f1ce1bab5b4080a1bf253fe59d2c24d2f0d4e7a729c7ff67a232"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bba4198660b4870b
+# checksum sha256:e318f4892c85f41c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -12,6 +12,7 @@ Recipe fp8_block on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "b71b05cebcbcd1c9b670ab0f484238fc23cbea5e9843921052e934cf86016fde"
+DIGEST = "eb203f5e80056b409c315bcdcbfaea8f3a5234858e19fa02290b1d3ae2192672"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 
@@ -368,8 +369,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc2_weight: bool,
         need_dprobs: bool,
         need_dfc1_bias: bool,
-        fc1_weight_main_grad: _library.MainGrad,
-        fc2_weight_main_grad: _library.MainGrad,
+        fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None,
+        fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -477,10 +478,10 @@ def grouped_mlp(
     fc1_bias: Tensor | None = None,
     fc2_bias: Tensor | None = None,
     *,
-    fc1_weight_main_grad: _library.MainGrad = None,
+    fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: _library.MainGrad = None,
+    fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

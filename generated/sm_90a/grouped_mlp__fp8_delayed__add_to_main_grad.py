@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:31bd4a70fa0e993a
+# checksum sha256:41cab18fdecd4295
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -12,6 +12,7 @@ Recipe fp8_delayed on sm_90a, native: compiled kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "0c7fde1566ef1f3f56b136a32e50477639cfa503a32bfcdc55e835c3fd141df9"
+DIGEST = "fab466a4e954735638265e76913376c4ca72b53e15159ad50a08bc6f132725ba"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 
@@ -414,8 +415,8 @@ class _GroupedMLP(torch.autograd.Function):
         need_dfc1_bias: bool,
         need_dfc2_bias: bool,
         backward_state: Tensor,
-        fc1_weight_main_grad: _library.MainGrad,
-        fc2_weight_main_grad: _library.MainGrad,
+        fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None,
+        fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None,
         fc1_weight_dummy_grad: bool | tuple[Tensor],
         fc2_weight_dummy_grad: bool | tuple[Tensor],
         fc1_weight_overwrite_main_grad: bool,
@@ -540,10 +541,10 @@ def grouped_mlp(
     *,
     forward_state: Tensor,
     backward_state: Tensor,
-    fc1_weight_main_grad: _library.MainGrad = None,
+    fc1_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc1_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc1_weight_overwrite_main_grad: bool = False,
-    fc2_weight_main_grad: _library.MainGrad = None,
+    fc2_weight_main_grad: Tensor | Callable[[], Tensor] | None = None,
     fc2_weight_dummy_grad: bool | tuple[Tensor] = False,
     fc2_weight_overwrite_main_grad: bool = False,
 ) -> Tensor:

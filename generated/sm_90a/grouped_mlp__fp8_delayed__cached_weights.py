@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0dbb23aecb239138
+# checksum sha256:cf567366b9ed3be3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "77c4f46776e17c1dbeb78dc88abcb9d87204f42e1aac9749a6071e9ae76ba382"
+DIGEST = "35212b4f29c73cfe6cf82548df984bf3fb3b5cc0ec278ca054bfbbf2404a80b2"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:bea39f63de271d33
+# checksum sha256:e9fca5fceeb26e14
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "6e86a15b45f9ba920e8ba7b259bf14729ce8a582614b69737ca49f71d094b62d"
+DIGEST = "98d76c6dc6773cedb3827ed236b7e0d3a562ef7762abc4d976a8d171e9148607"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:20185da0d09a1a53
+# checksum sha256:a8324722013ee6a7
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "32f98a5524d423468338bedaf070ea40c6919d790a1e91f852bf89d25825fee4"
+DIGEST = "0a51c613ae0d5e8327a141f4db7123520c24302d027a71dc4a543dc1aae4160b"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:77e29fe4b7317605
+# checksum sha256:4b628856847815e7
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "55e9fc425afb43b4d55e74679bcceaa4a7a5bd53bf243a313985015494015c51"
+DIGEST = "5ee1be0a544fabcd2ba4a4acf833f9dad3ce6783d60ddc138005097d9141c8d0"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:37f9ef307d4f1172
+# checksum sha256:505072bafddc3ed4
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "026893a24dafeb8d4607dfc862734894fe450a2e929a624e46ab2098f1022c27"
+DIGEST = "600c7ea1c213db2182e6733f72d91542151abe522d2d8c84dc4a59dd1ceafe63"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3fdde58878b5814d
+# checksum sha256:73738d430bc7f7fd
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "99beb3391361c32c832b6ca5655ce9abc3cb784b3c408690a5c914ad8334a3bb"
+DIGEST = "5b4144feeed942d804622c474d975a6171804fbdfcb92079f6eb449cc6bb33f5"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

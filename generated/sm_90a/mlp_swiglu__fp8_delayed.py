@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1c34f4f18314ade5
+# checksum sha256:b5016e3a9e6b6f53
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "5a0b5d0c0fae25c4174040b6a733c9cfaa98caa852949b47f06ce44c786c476c"
+DIGEST = "2ec741bcc4823f2b787ec60e1b8b358c75d0bc9f036e8bd09d1a50d705a55680"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7e142e44ffb0a180
+# checksum sha256:f86243ee2d6e1ac2
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "4f17c6d9b02b0c2a00c8db3171d2e3f5b22a9443dc5f4c5d49387bbd5de478f0"
+DIGEST = "594892aab51451983386133b4aad22b948aa54562714e65fab77911a44b1da7f"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8db43310b52c1692
+# checksum sha256:5ac31d8c480b189b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "ce2ab04fe4692a2b04756a54d3dc3e95c5f89382ecad763321e71ca0c2440baa"
+DIGEST = "0a1574cf6b5e85d7c1a10b550f0799f3c938792c7233f0913d6b9ae37e2876e3"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

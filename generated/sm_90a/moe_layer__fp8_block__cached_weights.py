@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9dba725c5dfe39f9
+# checksum sha256:d01c729e6b211f9a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "10ffadb742785c65bbacf29ba359977312560e93615b6124203dc4543bc79225"
+DIGEST = "fdd1c15d3ef4fb3c8f70d8151bbf1e83e69c40c5ad2334d205990133b0dd6fce"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

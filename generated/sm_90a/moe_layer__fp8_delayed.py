@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dbb7221e7adb3ca3
+# checksum sha256:0c003e3ac7edf002
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "cbbbc64d34c19991213f3b1aaf7bd926800a608bc8a84379f1bc15fbb4d8efb9"
+DIGEST = "983caf39d6392df3f8126f3153b64a738af202ddebbaa6ddfcb1ee37a6643c02"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

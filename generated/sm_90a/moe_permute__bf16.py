@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f1afff9a273a3a83
+# checksum sha256:f2c708f641dbae0d
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "b7802c0df6132ed9297f57c35a73fc2c1a8a73abcab694a1ce91e6808a6bad00"
+DIGEST = "66438219863e4729c3823fc7632f288cb1e0c8ea83b586a51356ba936d586762"
 _library.join("moe_permute__bf16", DIGEST)
 
 

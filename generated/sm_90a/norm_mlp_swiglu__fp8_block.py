@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cbbee5fc31521c2d
+# checksum sha256:e9e0b08f4b345973
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "a04d1d7b56aa44e1ae0a275439cfe5d05906958f77f25e883356531b5eeb023b"
+DIGEST = "46f153041a4e9441faed8133161756634dcf2ab8f3d89180accc04e3cc2d52c5"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

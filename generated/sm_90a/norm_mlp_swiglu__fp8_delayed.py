@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2f9a73629bb33396
+# checksum sha256:876699ffb412bcc3
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "6ca626fc4193c5fb0b83ed2d372c20d1ab6f6bee3598cd4a77fba79fd152c0f5"
+DIGEST = "bbaff419dfd5993771a965628457d053405127c40e749ae6e590969e6762f510"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ebe260decd4bb5d
+# checksum sha256:8ddd5b4ee2ba6200
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "ea650d8714f6b16564178b54f5481bc1ebbd07d51b36bfa044e1b961a80989fe"
+DIGEST = "4644c1917a0abaf1a4aa183fc26a81d0ca1137c4fa4c1911abfb5da7eae8171c"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

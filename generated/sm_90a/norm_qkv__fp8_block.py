@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b789f77f22cf7730
+# checksum sha256:7a5e18d71d388a71
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "4ef678227ef29ac7023fe6ad12cd96742b7d7a44c6a366d42ca927f34b2db4a8"
+DIGEST = "d5555ac25bcee09ba3ff8c8ac0de1fa6ae1b90c812209b2c58a887fcb9837437"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1bba691138baed48
+# checksum sha256:4c58253d092dd307
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "6ad19c0ea52aa0475e4baad4da3827889fe8c27bd38125550752ba525cda8f15"
+DIGEST = "2dffc689c49974ce3c45c1c97a97910bf32d5641de65834ae2dc81d793597744"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

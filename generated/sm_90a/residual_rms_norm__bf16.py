@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2c447f1f9b9c35c4
+# checksum sha256:affc4a537990e4be
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "6c1b845af564094347cc4ec53182be025594fa78e665998257db2051980a6434"
+DIGEST = "9a79cb7374d97cb8e12d151e685e81b555ecd91def90f7277757513e1c8cf2e9"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -207,12 +207,24 @@ def lost(before: Facts, now: Facts) -> list[str]:
 
 
 def _keeps(before: str, now: str) -> bool:
-    """Whether what was callable as a line says still is: what came on top comes last, optional."""
+    """Whether what was callable as a line says still is: what came on top comes last, optional, and
+    parameters may take more types than they did.
+    """
     name, _, rest = before.partition("(")
     if not rest or now.partition("(")[0] != name:
         return before == now
-    old, new = _parameters(rest), _parameters(now.partition("(")[2])
-    return new[: len(old)] == old and all("=" in each or each == "*" for each in new[len(old) :])
+    (result, *old), (given, *new) = _parameters(rest), _parameters(now.partition("(")[2])
+    kept = result == given and len(new) >= len(old) and all(map(_takes, old, new))
+    return kept and all("=" in each or each == "*" for each in new[len(old) :])
+
+
+def _takes(old: str, new: str) -> bool:
+    """Whether a parameter takes all that one of the same name and default took."""
+    before, now = (re.fullmatch(r"(\w+): '(.*)'( = .*)?", each) for each in (old, new))
+    if not before or not now:
+        return old == new
+    alike = before[1] == now[1] and before[3] == now[3]
+    return alike and {*before[2].split(" | ")} <= {*now[2].split(" | ")}
 
 
 def _parameters(text: str) -> list[str]:

@@ -94,6 +94,10 @@ def test_answers_in_json_have_the_keys_of_a_release(
         ("f(x, y) -> 'Tensor'", "f(x) -> 'Tensor'", False),
         ("f(x, *, a=1, b=2) -> None", "f(x, *, a=1, b=3) -> None", False),
         ("f(x: 'tuple[int, int]') -> None", "f(x: 'tuple[int, int]', y: int = 2) -> None", True),
+        ("f(x: 'A | None' = None) -> 'A'", "f(x: 'A | B[[], A] | None' = None) -> 'A'", True),
+        ("f(x: 'A | B | None' = None) -> 'A'", "f(x: 'A | None' = None) -> 'A'", False),
+        ("f(x: 'A' = None) -> 'A'", "f(x: 'A | B' = 1) -> 'A'", False),
+        ("f(x: 'A') -> 'A'", "f(x: 'A') -> 'A | B'", False),
         ("ns::<cell>_forward(Tensor x, Tensor(a!) s)", "ns::<cell>_forward(Tensor x)", False),
         (
             "ns::<cell>_forward(Tensor x, Tensor(a!) s)",

@@ -161,7 +161,7 @@ def autograd_text(plan: ModulePlan, arguments: tuple[TensorText, ...]) -> Autogr
             *(f"{name}: Tensor" for name in passed),
             *(f"{name}: ProcessGroup | None" for name in further),
             *(f"{name}: {kind}" for name, kind in queue.items()),
-            *(f"{name}: _library.MainGrad" for name in buffers),
+            *(f"{name}: Tensor | Callable[[], Tensor] | None" for name in buffers),
             *(f"{name}: {asked[name]}" for name in asked),
         ),
         wanted=_wanted(plan, arguments),
