@@ -96,7 +96,8 @@ def mlp_errors(bundle: ModuleType, recipe: str) -> list[float]:
 
 def tables(specs: SpecSet, bundle: ModuleType) -> str:
     """The tables of errors."""
-    lines = ["| recipe | | y | dx | dweight |", "|---|---|---|---|---|"]
+    lines = [f"{TOKENS} tokens in {GROUPS} ragged groups, every width {WIDTH}.", ""]
+    lines += ["| recipe | | y | dx | dweight |", "|---|---|---|---|---|"]
     mlp = ["| recipe | y | dx | dfc1_weight | dfc2_weight |", "|---|---|---|---|---|"]
     for name, recipe in specs.recipes.items():
         row = " | ".join(f"{value:.2e}" for value in linear_errors(bundle, name))

@@ -32,12 +32,8 @@ def cells_of(module: str, *, every: bool) -> list[Cell]:
     others than in the module before, so that all modules together have every pair.
     """
     plain = [Cell(module, recipe, ()) for recipe in RECIPES]
-    if every:
-        return [*plain, *(Cell(module, r, (word,)) for word in WORDS[module] for r in RECIPES)]
-    return [
-        *plain,
-        *(Cell(module, r, (word,)) for word in WORDS[module] for r in few(module, word)),
-    ]
+    pairs = ((word, r) for word in WORDS[module] for r in (RECIPES if every else few(module, word)))
+    return [*plain, *(Cell(module, recipe, (word,)) for word, recipe in pairs)]
 
 
 def few(module: str, word: str) -> list[str]:
