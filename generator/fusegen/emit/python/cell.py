@@ -172,6 +172,7 @@ class CellContext:
         holders: submodules.
         parts: names of those whose tensors a call reads.
         called_parts: sources of these.
+        uses_callables: whether the module's file names ``Callable``: of wgrad, or of main_grad.
         uses_parts: whether the module's file names ``_parts``.
         joins_groups: whether parameters of groups stand in the place of one.
         uses_nn: whether it names ``nn``.
@@ -237,6 +238,7 @@ class CellContext:
     holders: tuple[HolderText, ...]
     parts: tuple[str, ...]
     called_parts: tuple[str, ...]
+    uses_callables: bool
     uses_parts: bool
     joins_groups: bool
     uses_nn: bool
@@ -418,6 +420,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         holders=holders,
         parts=tuple(parts.values()),
         called_parts=tuple(f'self._modules["{holder}"]' for holder in parts),
+        uses_callables=bool(plan.wgrad or main_grads),
         uses_parts=bool(holders or any(state.parts for state in states) or "_parts." in base),
         joins_groups=bool(grouped),
         uses_nn=bool(parts) or "nn." in base or not all(p.groups for p in parameters),
