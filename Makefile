@@ -13,7 +13,7 @@ TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml)
 BUNDLES := $(filter-out $(dir $(wildcard generated/*/manifest.json)),$(wildcard generated/*/))
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-broad test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small model with mixture-of-experts layers of plain PyTorch and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -44,24 +44,24 @@ lint-generated: $(VENV)/test.stamp
 lint-digests: $(VENV)/test.stamp
 	$(BIN)/fusegen check
 
-# What README.md says has run; test-all looks, since the further bundles must be generated for it.
+# What README.md says has run, and what has changed since; test-all looks, since the further bundles must be generated for it.
 lint-matrix: $(VENV)/test.stamp
 	$(BIN)/python tests/gpu/ledger.py readme --check
 
 # Tiers of tests: tests/tiers.py says which test is in which.
 # Tests run side by side; threads of PyTorch's own would only wait for each other.
-test-fast test-options test-kernels test-exhaustive: test-%: $(VENV)/test.stamp
+test-fast test-broad test-options test-kernels test-exhaustive: test-%: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tier $* -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 --junitxml=$(REPORTS)/$*.xml --record $(REPORTS)/$*.txt
 
 # Everything that needs no GPU, the fast tests first, and that every test ran in one tier.
 test-all:
 	$(MAKE) test
 	$(MAKE) -j 2 lint-digests lint-matrix
+	$(MAKE) test-broad
 	$(MAKE) test-kernels
 	$(MAKE) test-options
 	$(BIN)/python -m pytest -qq --tier all --collect-only --record $(REPORTS)/all.txt > $(REPORTS)/all.log || { cat $(REPORTS)/all.log; exit 1; }
-	$(BIN)/python tests/tiers.py $(foreach tier,fast kernels options,$(REPORTS)/$(tier).txt) --all $(REPORTS)/all.txt
-	$(BIN)/python tests/gpu/ledger.py report
+	$(BIN)/python tests/tiers.py $(foreach tier,fast broad kernels options,$(REPORTS)/$(tier).txt) --all $(REPORTS)/all.txt
 
 # Every kernel of every module, recipe and option for every architecture, against its contract: a few processor hours without a
 # cache of objects. What it finds is recorded for docs/architectures.md.

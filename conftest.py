@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from tiers import (
-    EXHAUSTIVE,
-    KERNELS,
     LONGEST,
     OPTIONS,
     TIERS,
@@ -19,8 +17,8 @@ from tiers import (
     chosen,
     may_hold,
     sample,
-    spread,
     tier_of,
+    tiers_of,
 )
 from twins import twins
 
@@ -96,15 +94,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def with_tiers(items: Iterable[pytest.Item]) -> Iterator[tuple[pytest.Item, Tier]]:
-    """Each test and its tier; of many parameters of a slow one a sample is in that of its place."""
+    """Each test and its tier; of many parameters of one a sample is in that of its place."""
     found = [(item, tier_of_item(item)) for item in items]
-    tests: dict[str, list[str]] = defaultdict(list)
+    tests: dict[tuple[str, Path, Tier], list[str]] = defaultdict(list)
     for item, tier in found:
-        if tier in (OPTIONS, KERNELS) and not item.path.is_relative_to(ROOT / "generated"):
-            tests[item.nodeid.partition("[")[0]].append(item.nodeid)
-    left = {each for ids in tests.values() for each in {*ids} - spread(ids)}
-    for item, tier in found:
-        yield item, EXHAUSTIVE if item.nodeid in left else tier
+        tests[item.nodeid.partition("[")[0], item.path, tier].append(item.nodeid)
+    tiers: dict[str, Tier] = {}
+    for (_, path, tier), ids in tests.items():
+        tiers |= tiers_of(ids, path.relative_to(ROOT).as_posix(), tier)
+    for item, _ in found:
+        yield item, tiers[item.nodeid]
 
 
 def tier_of_item(item: pytest.Item) -> Tier:
@@ -112,7 +111,7 @@ def tier_of_item(item: pytest.Item) -> Tier:
     markers = {mark.name for mark in item.iter_markers()}
     function = getattr(item, "originalname", None) or item.name
     try:
-        tier = tier_of(path, function, markers, cell_of(item.path) in sampled(item.path.parent))
+        tier = tier_of(path, function, markers)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     if tier is None:

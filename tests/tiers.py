@@ -47,10 +47,12 @@ FAST = Tier(
         "tests/golden",
         "tests/numerics",
         "tests/promises",
-        "tests/generated/test_sampled_options.py",
         "generated/cpu/tests",
     ),
 )
+BROAD = Tier("broad", ("tests/unit", "tests/errors"))
+"""Parameters of fast tests beside a few."""
+
 OPTIONS = Tier("options", ("tests/generated", "tests/walkthroughs", BUNDLE_TESTS))
 KERNELS = Tier("kernels", ("tests/compile",))
 GPU = Tier("gpu", ("tests/gpu",))
@@ -66,17 +68,20 @@ SLOW_PLACES = (
 EXHAUSTIVE = Tier("exhaustive", (*SLOW_PLACES[:-1], "tests/generated", "tests/compile"))
 """Parameters of tests beside a sample of them."""
 
-TIERS = (FAST, OPTIONS, KERNELS, GPU, EXHAUSTIVE)
-ALL = (FAST, OPTIONS, KERNELS)
+TIERS = (FAST, BROAD, OPTIONS, KERNELS, GPU, EXHAUSTIVE)
+ALL = (FAST, BROAD, OPTIONS, KERNELS)
 """What CI runs."""
+
+FEW = 3
+"""Parameters of one test of `BROAD.places` that the tier of fast ones runs."""
 
 MOST = 5
 """Parameters of one slow test that CI runs."""
 
 LONGEST = (
-    "tests/golden/test_golden.py",
-    "tests/unit/test_verify.py",
     "tests/generated/test_sampled_options.py",
+    "tests/unit/test_chains.py",
+    "tests/unit/test_verify.py",
 )
 """Files that run first, so that no worker is left with one of them when the other has ended."""
 
@@ -91,14 +96,13 @@ def tier_at(path: str) -> Tier | None:
     return next((tier for tier in TIERS if tier.holds(path)), None)
 
 
-def tier_of(path: str, function: str, markers: Collection[str], sampled: bool) -> Tier | None:
+def tier_of(path: str, function: str, markers: Collection[str]) -> Tier | None:
     """The tier of a test.
 
     Args:
         path: of its file, relative to the repository.
         function: its name.
         markers: that it has.
-        sampled: whether its cell is one of those that stand for others (`sample`).
 
     Raises:
         ValueError: it is marked as slow where the tier of options does not look.
@@ -106,15 +110,37 @@ def tier_of(path: str, function: str, markers: Collection[str], sampled: bool) -
     tier = tier_at(path)
     if tier is not FAST:
         return tier
-    compiling = fnmatch(path, f"{BUNDLE_TESTS}/*") and any(w in function for w in COMPILING)
-    if "slow" not in markers and (sampled or not compiling):
+    compiling = _is_of_bundle(path) and any(word in function for word in COMPILING)
+    if "slow" not in markers and not compiling:
         return FAST
     if not any(path.startswith(f"{place}/") for place in SLOW_PLACES):
         raise ValueError(f"{path}: {function} is slow; add its folder to SLOW_PLACES in {__file__}")
     return OPTIONS
 
 
-def spread(tests: Collection[str], most: int = MOST) -> set[str]:
+def _is_of_bundle(path: str) -> bool:
+    return fnmatch(path, f"{BUNDLE_TESTS}/*")
+
+
+def tiers_of(tests: Collection[str], path: str, tier: Tier) -> dict[str, Tier]:
+    """The tiers of one test's parameters: a sample of many is in the tier that it belongs to.
+
+    Args:
+        tests: their ids.
+        path: of its file, relative to the repository.
+        tier: that it belongs to.
+    """
+    if tier is FAST and BROAD.holds(path):
+        most, others = FEW, BROAD
+    elif tier in (OPTIONS, KERNELS) and not _is_of_bundle(path):
+        most, others = MOST, EXHAUSTIVE
+    else:
+        return dict.fromkeys(tests, tier)
+    sample_of_them = spread(tests, most)
+    return {each: tier if each in sample_of_them else others for each in tests}
+
+
+def spread(tests: Collection[str], most: int) -> set[str]:
     """The ids of one test's parameters that stand for the others: as good as any, and the same ones
     as long as they are there."""
     return {*sorted(tests, key=lambda each: hashlib.sha256(each.encode()).digest())[:most]}
@@ -123,6 +149,7 @@ def spread(tests: Collection[str], most: int = MOST) -> set[str]:
 def may_hold(tiers: Collection[Tier], path: str) -> bool:
     """Whether a file or a folder has, or leads to, tests of these tiers."""
     slow = SLOW_PLACES if OPTIONS in tiers else ()
+    slow += BROAD.places if BROAD in tiers else ()
     slow += EXHAUSTIVE.places if EXHAUSTIVE in tiers else ()
     if tier_at(path) in tiers or any(f"{path}/".startswith(f"{place}/") for place in slow):
         return True

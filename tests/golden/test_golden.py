@@ -197,6 +197,7 @@ def test_a_recipe_adds_only_its_own_files_and_leaves_without_a_trace(toy: api.Re
     assert differing(before, contents(toy.out)) == set()
 
 
+@pytest.mark.slow
 def test_a_bundle_edited_by_hand_is_refused_whole(toy: api.Request) -> None:
     edited = toy.out / "cpu" / "reference" / "grouped_mlp__bf16.py"
     edited.write_text(edited.read_text() + "mine = 1\n")

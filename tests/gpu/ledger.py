@@ -7,7 +7,8 @@
     python tests/gpu/ledger.py record             write what both found into the ledger
     python tests/gpu/ledger.py report             current, stale or never ran, per bundle
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
-    python tests/gpu/ledger.py readme [--check]   the support matrix in README.md
+    python tests/gpu/ledger.py readme             write the support matrix of README.md
+    python tests/gpu/ledger.py readme --check     the report; exit code 1 if the matrix is stale
 
 The steps may run on different machines: `build` needs the generator and nvcc, the next two need a
 GPU and what `build` left in `generated/*/lib`, `build/evidence` and `build/written`; what they
@@ -361,6 +362,8 @@ def main(words: list[str] | None = None) -> int:
         if arguments.verb == "build":
             return build(arguments.jobs, arguments.bundle)
         if arguments.verb == "readme":
+            if arguments.check:
+                report()
             return write_readme(only_check=arguments.check)
         if arguments.verb in on_gpu:
             return on_gpu[arguments.verb](arguments.bundle)

@@ -563,6 +563,7 @@ def swept(benchmarks: bench.Benchmarks, own_specs: Path, tmp_path: Path) -> Any:
     return module.sweep([FAMILY], ARCH, options, timer_of), made
 
 
+@pytest.mark.slow
 def test_a_sweep_writes_the_rules_that_its_times_call_for(swept: Any, own_specs: Path) -> None:
     found, made = swept
     assert not any(variant.folder.exists() for variant in made), "bundles are temporary"
@@ -576,6 +577,7 @@ def test_a_sweep_writes_the_rules_that_its_times_call_for(swept: Any, own_specs:
     assert found.difference and found.spec == own_specs
 
 
+@pytest.mark.slow
 def test_a_sweep_is_on_record_and_can_be_fitted_again(
     swept: Any, own_specs: Path, tmp_path: Path
 ) -> None:
@@ -687,6 +689,7 @@ def test_points_that_disagree_are_not_timed(
 # Host time
 
 
+@pytest.mark.slow
 def test_host_time_of_every_module_and_recipe(
     benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -846,6 +849,7 @@ def test_the_floor_of_bf16_is_gemms_and_activations(floors: Any) -> None:
     assert found.total == found.gemms + found.activation
 
 
+@pytest.mark.slow
 def test_every_recipe_has_a_floor_of_its_own(floors: Any) -> None:
     totals = {}
     for recipe in floors.recipes():
@@ -940,6 +944,7 @@ def mlp(benchmarks: bench.Benchmarks, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_the_expert_mlp_under_every_recipe_and_choice(
     mlp: Any, benchmarks: bench.Benchmarks
 ) -> None:
@@ -970,6 +975,7 @@ def test_the_expert_mlp_under_every_recipe_and_choice(
     assert floors[f"{OURS} fp8_block cached_weights"] < floors[f"{OURS} fp8_block"]
 
 
+@pytest.mark.slow
 def test_others_are_held_against_the_floor_of_their_recipe(mlp: Any) -> None:
     assert mlp._cell_of("torchao fp8_rowwise") == "grouped_mlp__fp8_rowwise"
     assert mlp._cell_of("TransformerEngine") == "grouped_mlp__bf16"
@@ -1048,6 +1054,7 @@ def test_what_ships_has_the_formats_of_its_recipes(dispatch: Any) -> None:
 GENERATED_HEADERS = sorted((ROOT / "generated" / ARCH / "csrc" / "dispatch").glob("gemm_fp8_*.h"))
 
 
+@pytest.mark.slow
 def test_gemms_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Path) -> None:
     """Kernels are made up: each says its name, which is that of the tile the rules choose."""
     kernels = bench.find().module("kernels.fp8_kernels")

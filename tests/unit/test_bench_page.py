@@ -225,6 +225,7 @@ def test_a_bar_that_squashes_the_rest_ends_at_the_edge(benchmarks: bench.Benchma
     assert figures._axis(figure(0.01, 100, log=False)) == "a"
 
 
+@pytest.mark.slow
 def test_every_record_has_a_figure_that_can_be_drawn_twice(
     benchmarks: bench.Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_recipes_say_what_is_normative(specs: SpecSet) -> None:
     assert specs.recipes["fp8_delayed"].roles[Role.INPUT].scale.history == 1024
 
 
+@pytest.mark.slow
 def test_what_is_pointwise_is_planned_on_cpu(specs: SpecSet) -> None:
     plan = planned(specs, "cpu", "bf16")
     assert {cell.module: cell.reason for cell in plan.unsupported} == UNSUPPORTED
@@ -168,6 +169,7 @@ def test_what_is_pointwise_is_planned_on_cpu(specs: SpecSet) -> None:
     assert pointwise <= made
 
 
+@pytest.mark.slow
 def test_scales_get_a_gradient_of_their_own(specs: SpecSet) -> None:
     for module in planned(specs, "cpu", "bf16").modules:
         if module.module.startswith("scaled_"):
@@ -176,6 +178,7 @@ def test_scales_get_a_gradient_of_their_own(specs: SpecSet) -> None:
 
 
 # Of the others `fusegen check` plans what is kept as digests, and test_verify.py every form.
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["cpu", *(pytest.param(a, marks=SLOW) for a in REFUSING)])
 def test_no_cell_is_an_exception(specs: SpecSet, arch: str) -> None:
     for recipe in specs.recipes:

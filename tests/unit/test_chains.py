@@ -317,6 +317,7 @@ def test_a_sum_has_as_many_operands_as_a_kernel_reads() -> None:
             slots(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_chain_of_the_tests_is_planned(recipe: str, arch: str) -> None:
@@ -329,6 +330,7 @@ IF_THE_CHAIN_ALLOWS = {CACHE_QUANTIZED, QUANTIZED_INPUT, QUANTIZED_OUTPUT}
 """Options that what else reads a tensor, or gives it, may rule out."""
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rng=st.randoms(use_true_random=False), recipe=st.sampled_from(RECIPES))
 def test_drawn_chains_are_planned(

@@ -129,6 +129,7 @@ def test_version() -> None:
 # Exit codes
 
 
+@pytest.mark.slow
 def test_unknown_words_end_with_the_closest() -> None:
     for words, hint in (
         (["generat"], "unknown command 'generat'; did you mean 'generate'?"),
@@ -244,6 +245,7 @@ def test_a_broken_lock(bundle: Path) -> None:
         assert done.exit_code == cli.ExitCode.REFUSED and "fusegen.lock" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_target_mends_a_broken_selection(bundle: Path) -> None:
     lock = bundle / "fusegen.lock"
     data = json.loads(lock.read_text())
@@ -306,6 +308,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 # Answers
 
 
+@pytest.mark.slow
 def test_list() -> None:
     modules = json.loads(run("list", "modules", "--json").stdout)["modules"]
     names = [entry["name"] for entry in modules]
@@ -381,6 +384,7 @@ def test_explain() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:
     (bundle / "__init__.py").unlink()
     before = sorted(bundle.rglob("*"))
@@ -403,6 +407,7 @@ def test_generate_shows_lists_and_diffs_without_writing(bundle: Path) -> None:
     assert run("generate", "--check").exit_code == 0
 
 
+@pytest.mark.slow
 def test_orphans_go_unless_told_otherwise(bundle: Path) -> None:
     run("generate", "--arch", "cpu", "--module", "swiglu", "--recipe", "bf16")
     kept = run("generate", *SILU, "--remove", "--no-prune")
@@ -420,6 +425,7 @@ def test_a_new_layout_is_accepted_on_request(bundle: Path) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_check_says_what_why_and_how_to_fix(bundle: Path) -> None:
     assert run("check").exit_code == 0
     run("generate", *SILU, "--out", "vendored")
@@ -463,6 +469,7 @@ def test_new_prints_the_path_and_the_next_steps() -> None:
 # Colour
 
 
+@pytest.mark.slow
 def test_colour_needs_a_terminal_and_no_wish_to_the_contrary(bundle: Path) -> None:
     (bundle / "README.md").unlink()
     words = ["generate", "--diff"]
@@ -556,6 +563,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     return calls
 
 
+@pytest.mark.slow
 def test_demo_runs_on_the_cpu_without_a_gpu(
     trained: list[dict[str, Any]], tmp_path: Path, elsewhere: Path
 ) -> None:
@@ -576,6 +584,7 @@ def test_demo_runs_on_the_cpu_without_a_gpu(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_demo_builds_for_the_visible_gpu(
     trained: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,6 +597,7 @@ def test_demo_builds_for_the_visible_gpu(
     assert trained[0]["arch"] == "sm_90a" and trained[0]["folder"] == built[0]
 
 
+@pytest.mark.slow
 def test_demo_falls_back_to_the_cpu_and_says_why(
     trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -675,6 +685,7 @@ def cell_words(module: str, recipe: str = "bf16") -> list[str]:
     return ["--arch", "cpu", "--module", module, "--recipe", recipe]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -718,6 +729,7 @@ def test_what_a_request_needs_may_not_be_wrong(mine: Path, words: list[str], pla
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_bundle_is_checked_beside_what_is_wrong(mine: Path) -> None:
     assert run("generate", *cell_words("good"), "--specs", mine).exit_code == 0
     done = run("check", "--specs", mine)
@@ -728,6 +740,7 @@ def test_a_bundle_is_checked_beside_what_is_wrong(mine: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("fusegen: mine/ops/good.yaml:7:16: ")
 
 
+@pytest.mark.slow
 def test_a_spec_is_begun_beside_what_is_wrong(mine: Path) -> None:
     done = run("new", "op", "another", "--specs", mine)
     assert done.exit_code == cli.ExitCode.OK
@@ -750,6 +763,7 @@ def test_validate_says_everything(mine: Path) -> None:
     ] == list(PLACES)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
     text = (Path(cli.__file__).parents[3] / "specs" / "ops" / "silu.yaml").read_text()
     (mine / "ops" / "silu.yaml").write_text(text)
@@ -759,6 +773,7 @@ def test_a_name_that_is_taken_is_nobodys(mine: Path) -> None:
     assert run("generate", *cell_words("gelu"), "--specs", mine).exit_code == cli.ExitCode.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["generate", *SILU], ["new", "recipe", "mine"]], ids=" ".join)
 def test_a_write_that_fails_names_the_file(elsewhere: Path, words: list[str]) -> None:
     """Writing to a full disk fails without a name; so does a file that may not grow."""

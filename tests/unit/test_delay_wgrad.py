@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from plans import SPECS, Place, every, offered
 
 from fusegen.emit.launcher.program import launcher_context
@@ -80,6 +81,7 @@ def saved_in(plan: ModulePlan) -> set[str]:
     return {part for r in plan.saved for part in parts.get(r.buffer, (r.buffer,))}
 
 
+@pytest.mark.slow
 @every_pair
 def test_steps_move_and_none_changes(plain: ModulePlan, plan: ModulePlan) -> None:
     """Both programs together run what the backward ran; their kernels are the same ones."""
@@ -96,6 +98,7 @@ def test_steps_move_and_none_changes(plain: ModulePlan, plan: ModulePlan) -> Non
     assert not any(name.endswith("bias") for name in plan.delayed)
 
 
+@pytest.mark.slow
 @every_pair
 def test_what_it_reads_is_left_for_it(plain: ModulePlan, plan: ModulePlan) -> None:
     """The backward's own results and what was saved, under its flags; nothing else.
@@ -122,6 +125,7 @@ def test_what_it_reads_is_left_for_it(plain: ModulePlan, plan: ModulePlan) -> No
             assert result.when and {*result.when} <= {need(leaf) for leaf in plan.delayed}
 
 
+@pytest.mark.slow
 @every_pair
 def test_the_backward_neither_takes_nor_returns_what_waits(
     plain: ModulePlan, plan: ModulePlan

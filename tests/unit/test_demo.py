@@ -192,6 +192,7 @@ def test_mixture_equals_dense_computation_in_float64(source: str, bundle: Path) 
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_small_updates_survive_in_bfloat16() -> None:
     model = nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
     nn.init.ones_(model.weight)
@@ -214,6 +215,7 @@ def test_schedule_rises_then_falls_to_a_tenth() -> None:
     assert rates[-1] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_demo_end_to_end(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "plots" / "demo.png"
     result = demo.run_demo(bundle, "cpu", steps=3, output=output, config=TINY)
@@ -232,6 +234,7 @@ def test_demo_end_to_end(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "step    3" in captured.err
 
 
+@pytest.mark.slow
 def test_json_is_the_only_output(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

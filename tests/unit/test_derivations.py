@@ -193,6 +193,7 @@ def _derive_all(folder: Path) -> list[Program]:
     return [Derivations(folder).forward(named("y", expression(text))) for text in texts]
 
 
+@pytest.mark.slow
 def test_concurrent_writers_leave_whole_entries(tmp_path: Path, forbid: Callable[[], None]) -> None:
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as writers:
         found = list(writers.map(_derive_all, [tmp_path] * 4, timeout=300))
@@ -209,6 +210,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_sympy_is_imported_for_new_programs_only(tmp_path: Path) -> None:
     def run() -> tuple[str, str]:
         done = subprocess.run(

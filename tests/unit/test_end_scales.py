@@ -125,6 +125,7 @@ def without_scale(step: Step) -> Step:
     return replace(step, inputs=kept)
 
 
+@pytest.mark.slow
 def test_plans_say_whether_gemms_are_of_codes(tmp_path: Path) -> None:
     """By which the GPU run knows how near to the reference they have to be."""
 

@@ -92,6 +92,7 @@ def silent(path: Path) -> list[str]:
     return [f"{path.name}:{test.lineno}: {test.name}" for test in tests if not asserts(path, test)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_test_asserts_something(folder: str) -> None:
     own = [path for path in files() if path.is_relative_to(ROOT / folder)]

@@ -33,6 +33,9 @@ NOT_IN_EXPERTS = {
 evidence = load("evidence")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> SpecSet:
     """The built-in specs and those of further expert MLPs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from plans import plan_of
 
 from fusegen.emit.python.experts import ExpertsText, experts_context
@@ -39,6 +40,7 @@ def test_states_are_named() -> None:
     assert states == [["forward_state", "backward_state"], ["rng_state"], []]
 
 
+@pytest.mark.slow
 def test_what_experts_of_models_cannot_call() -> None:
     """Columns that alternate, buffers and groups of the caller's, copies of weights, one GEMM."""
     options = (

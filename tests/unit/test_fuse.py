@@ -244,6 +244,7 @@ def test_a_step_of_another_op_does_not_match(tmp_path: Path) -> None:
     assert step.pointwise is None, "the replacement computes the named op by itself"
 
 
+@pytest.mark.slow
 def test_conditions(tmp_path: Path) -> None:
     for index, (condition, applies) in enumerate(
         [

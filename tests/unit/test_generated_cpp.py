@@ -49,6 +49,7 @@ def functions(texts: Mapping[str, str]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_lines_fit(texts: Mapping[str, str]) -> None:
     """All but those of one word or name: kernels' and ranges' say everything about them."""
     word = re.compile(r' *(?:[?:] )?\w+\(?|#include "dispatch/\w+\.h"| *"[^"]+"\);')
@@ -61,6 +62,7 @@ def test_lines_fit(texts: Mapping[str, str]) -> None:
     assert not long
 
 
+@pytest.mark.slow
 def test_no_condition_is_spelled_out_twice(texts: Mapping[str, str]) -> None:
     flags = re.compile(r"need_\w+(?:\s+\|\|\s+need_\w+)+")
     for path, function in functions(texts):
@@ -68,6 +70,7 @@ def test_no_condition_is_spelled_out_twice(texts: Mapping[str, str]) -> None:
         assert len(spelled) == len(set(spelled)), path
 
 
+@pytest.mark.slow
 def test_what_is_declared_is_used(texts: Mapping[str, str]) -> None:
     declared = re.compile(
         r"^ +(?:bool|double|const int\w*|const ScalarType|const bool) (\w+)", re.M
@@ -79,6 +82,7 @@ def test_what_is_declared_is_used(texts: Mapping[str, str]) -> None:
     assert not [path for path, text in texts.items() if "maybe_unused" in text]
 
 
+@pytest.mark.slow
 def test_no_size_has_a_bracket_to_spare(texts: Mapping[str, str]) -> None:
     """A word within brackets, or a product behind a product."""
     spare = re.compile(r"(?<!if )(?<![\w>])\(\w+\)|\* \(\w+(?: \* \w+)*\)")

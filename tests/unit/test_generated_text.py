@@ -48,6 +48,7 @@ def texts(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return {path: artifact.text for path, artifact in python.items()}
 
 
+@pytest.mark.slow
 def test_lines_fit(texts: Mapping[str, str]) -> None:
     long = [
         f"{path}:{row}"
@@ -58,6 +59,7 @@ def test_lines_fit(texts: Mapping[str, str]) -> None:
     assert not long
 
 
+@pytest.mark.slow
 def test_no_condition_is_spelled_out_twice_in_a_function(texts: Mapping[str, str]) -> None:
     for path, text in texts.items():
         if path.startswith("tests/"):

@@ -97,6 +97,7 @@ def test_a_part_with_an_architecture_of_its_own_is_served_by_it() -> None:
 # After `generate`
 
 
+@pytest.mark.slow
 def test_generate_says_which_cells_it_wrote_and_what_comes_next() -> None:
     done = run("generate", "--arch", "cpu", *SILU)
     assert "\n  cells: silu__bf16\n" in done.stdout
@@ -150,6 +151,7 @@ def test_a_bundle_without_torch_has_it_installed_first(monkeypatch: pytest.Monke
 # Commands that hints name do not refuse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -188,6 +190,7 @@ def test_a_spec_that_lies_where_nobody_reads_it_is_named() -> None:
     assert run(*words, "--specs", "specs", "--dry-run").exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_option_that_chooses_a_pass_is_named_only_where_it_is_offered() -> None:
     words = ["explain", "silu", "bf16", "cpu", "--after"]
     refused = run(*words, "main_grad")
@@ -217,6 +220,7 @@ def follow(text: str, word: str) -> Result:
 VENDOR = ("vendor", "my experts", "--arch", "cpu", *SILU, "--namespace", "acme")
 
 
+@pytest.mark.slow
 def test_commands_work_for_folders_with_spaces() -> None:
     for words in (["init", "-q"], ["config", "user.name", "a"], ["config", "user.email", "b"]):
         subprocess.run(["git", *words], check=True)
@@ -252,6 +256,7 @@ def test_a_bundle_of_the_cpu_names_the_whole_command_for_a_gpu() -> None:
     assert 'NAMESPACE = "acme_sm_90a"' in (made / "_library.py").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_an_op_that_is_no_module_yet_names_the_command_that_makes_it_one() -> None:
     assert run("new", "op", "cube").exit_code == 0
     done = run(

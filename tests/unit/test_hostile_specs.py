@@ -88,6 +88,7 @@ def mutated(spec: Any, rng: random.Random) -> Any:
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SpecKind, ids=lambda kind: kind.folder)
 def test_every_change_of_a_spec_is_refused_or_planned(tmp_path: Path, kind: SpecKind) -> None:
     rng = random.Random(kind.folder)
@@ -136,6 +137,7 @@ def rendered(
         polish(files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_delayed"])
 def test_a_chain_of_seven_dimensions_and_sixty_states(tmp_path: Path, recipe: str) -> None:
     """Delayed scaling changes six buffers of each of ten GEMMs: more than letters name."""

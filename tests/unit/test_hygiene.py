@@ -291,6 +291,7 @@ def test_words_of_the_text_are_names_like_others(
     assert keywords == [names[n] for n in ("x", "scales", "limit", "alpha", "offset")]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=1,
     deadline=None,

@@ -186,6 +186,7 @@ def test_no_op_takes_many_tensors(module: str, arch: str) -> None:
     assert not too_wide(arch, cells_with_options(module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a"])
 def test_nor_do_combinations_of_options(arch: str) -> None:
     assert not too_wide(arch, combined())

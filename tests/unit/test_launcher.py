@@ -41,6 +41,7 @@ def spelled_out(launched: LaunchProgram, lines: Iterable[str]) -> str:
 REGION = r"    region\((\w+), /\*before=\*/(\d+)\),"
 
 
+@pytest.mark.slow
 @every_plan
 def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
     """What nobody asked for has no bytes and no address: a write there would hit another tensor."""
@@ -82,6 +83,7 @@ def test_buffers_of_a_call_live_from_step_to_step(plan: ModulePlan) -> None:
             assert re.search(rf"void\* const {name} = {address};", text), name
 
 
+@pytest.mark.slow
 @every_plan
 def test_no_step_touches_a_result_while_it_is_a_region(plan: ModulePlan) -> None:
     """Nor is memory of the caller's one, or a result that no buffer can use."""

@@ -79,6 +79,7 @@ def test_explain_says_what_a_token_holds(recipe: str) -> None:
     assert "  2 H + 4 + 6 F bytes for each token, 6 F of the forward's, none for" in lines
 
 
+@pytest.mark.slow
 def test_launchers_have_a_function_of_the_least_of_two_sizes() -> None:
     """How many parts a plan has is one; chains without such sizes include nothing for it."""
     arch = SPECS.archs["sm_90a"]

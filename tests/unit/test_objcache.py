@@ -243,6 +243,7 @@ print(project.calls)
 """
 
 
+@pytest.mark.slow
 def test_many_processes_compile_once(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     processes = [

@@ -55,6 +55,7 @@ def test_the_printed_pages_are_current() -> None:
     assert pages.main(["--check"]) == 0, "run: python docs/pages.py"
 
 
+@pytest.mark.slow
 def test_a_page_that_is_out_of_date_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

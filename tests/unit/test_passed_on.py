@@ -157,6 +157,7 @@ def test_modules_are_returned_what_they_had() -> None:
         assert plan.passed_on == ("x",) and plan.backward.steps == ()
 
 
+@pytest.mark.slow
 def test_every_leaf_has_a_buffer() -> None:
     """Of its own type and shape, which a result gives or the caller."""
     for module in sorted(SPECS.modules):

@@ -31,6 +31,7 @@ def plan_of(cell: str, arch: str) -> ModulePlan:
 
 
 # Where most cells are kept as digests, there are hundreds.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arch", [pytest.param(a, marks=SLOW if len(TARGETS[a]) > MANY else ()) for a in TARGETS]
 )
@@ -48,6 +49,7 @@ def test_plans_of_every_module_read_back_with_each_option(module: str) -> None:
         assert parse(text(plan)) == plan, plan.cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     ["grouped_mlp__fp8_delayed__reduced_amax", "grouped_mlp__mxfp8", "grouped_mlp__fp8_delayed"],

@@ -361,6 +361,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_output_does_not_depend_on_the_hash_seed() -> None:
     def run(seed: str) -> str:
         return subprocess.run(

@@ -666,6 +666,7 @@ def assert_whole(bundle: Path, *versions: Mapping[str, str]) -> None:
         assert (bundle / path).is_file(), f"{bundle.name}: {path} was lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_at_any_step_the_next_publish_reaches_its_end(
     killed: Path, scenario: str, tmp_path: Path
@@ -681,6 +682,7 @@ def test_killed_at_any_step_the_next_publish_reaches_its_end(
         assert_settled(bundle, after)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_a_publish_back_or_elsewhere_works(killed: Path, tmp_path: Path) -> None:
     for bundle in survivors(killed, "update", tmp_path):
         target = LATER if int(bundle.name) % 2 else OLD
@@ -710,6 +712,7 @@ def test_killed_twice_over_two_states(killed: Path, scenario: str, tmp_path: Pat
         assert_settled(bundle, LATER)
 
 
+@pytest.mark.slow
 def test_staged_contents_lost_after_the_kill(killed: Path, tmp_path: Path) -> None:
     """As after `git clean`: nothing to roll forward with, and still nothing looks hand-edited."""
     unfinished = 0
@@ -748,6 +751,7 @@ def test_a_file_put_in_the_way_after_the_kill_is_not_lost(killed: Path, tmp_path
     assert met > 3
 
 
+@pytest.mark.slow
 def test_control_c_at_any_step(tmp_path: Path) -> None:
     step, done = 0, False
     while not done:
@@ -859,6 +863,7 @@ def test_nothing_is_written_where_a_decision_leaves_all_as_it_is(tmp_path: Path)
     assert counting.steps == ["mkdir"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True], ids=["staged", "staged contents lost"])
 def test_interrupted_at_any_step_edits_are_never_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
@@ -943,6 +948,7 @@ def publish_in_turns(bundle: Path, log: Path, name: str) -> None:
         put((OLD, NEW)[turn % 2], bundle, filesystem=Logging(log, f"{name}{turn}"))
 
 
+@pytest.mark.slow
 def test_two_processes_take_turns(tmp_path: Path) -> None:
     bundle, log = tmp_path / "bundle", tmp_path / "log"
     programs = [as_program("turns", bundle, log, name) for name in "ab"]

@@ -92,6 +92,7 @@ def cell(found: Page, name: str) -> Element:
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_is_sound(numbered: Page) -> None:
     assert numbered.problems == []
     assert len([*numbered.root.all("details", "cell")]) == 3
@@ -130,6 +131,7 @@ def test_a_page_loads_nothing() -> None:
     assert len(text) < 200_000
 
 
+@pytest.mark.slow
 def test_pages_are_the_same_every_time(tmp_path: Path) -> None:
     run("report", "small", "--sizes", "T=64")
     first = PAGE.read_bytes()
@@ -485,6 +487,7 @@ def test_a_disk_that_is_full_leaves_the_page_as_it_was(monkeypatch: pytest.Monke
     assert sorted(p.name for p in Path.cwd().iterdir()) == ["experts", str(PAGE), "small"]
 
 
+@pytest.mark.slow
 def test_a_page_in_a_bundle_is_its_owners() -> None:
     file = Path("small/cpu/report.html")
     assert run("report", "small", "--out", file).exit_code == 0

@@ -464,6 +464,7 @@ def test_what_binds_lengths_is_there_under_every_flag(kept: str) -> None:
         assert not weight.optional and not weight.when
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "module"), [("cpu", "linear"), ("sm_90a", "grouped_mlp")])
 def test_sizes_of_what_is_there_are_known(arch: str, module: str) -> None:
     """Whatever two choices are made: no check compares with a dimension that nothing told."""
@@ -602,6 +603,7 @@ def test_two_codes_of_four_bits_are_one_byte() -> None:
     assert to_python(size_in_bytes(plan.buffer("x_rowwise"))) == "T * (align(K, 32) // 2)"
 
 
+@pytest.mark.slow
 def test_order_of_cells_does_not_matter() -> None:
     specs = SPECS
     cells = [Cell(module, RECIPE) for module in specs.modules]

@@ -217,6 +217,7 @@ def test_a_copy_of_a_users_spec_keeps_its_comments(tmp_path: Path) -> None:
     assert "\n# mine\nedition: 2\nrecipe: second  # the name\n" in copy.text
 
 
+@pytest.mark.slow
 def test_a_new_op_becomes_a_module_and_is_generated(tmp_path: Path) -> None:
     specs = tmp_path / "specs"
     op = new("op", "squared_relu", folder=specs)

@@ -41,6 +41,7 @@ SELECTIONS = st.builds(
 LOCK = Path("generated/cpu/fusegen.lock")
 
 
+@pytest.mark.slow
 @given(SELECTIONS)
 def test_a_selection_survives_the_lock(one: Selection) -> None:
     assert Selection.parse(json.loads(json.dumps(one.to_json())), LOCK) == one
@@ -123,6 +124,7 @@ SILU = {"archs": ("cpu",), "modules": ("silu",), "recipes": ("bf16",)}
 SWIGLU = {"archs": ("cpu",), "modules": ("swiglu",), "recipes": ("bf16",)}
 
 
+@pytest.mark.slow
 def test_names_add_and_remove_and_a_target_replaces(tmp_path: Path) -> None:
     bundle = tmp_path / "cpu"
     api.generate(request(tmp_path, **SILU))
@@ -154,6 +156,7 @@ def in_processes(out: Path, *modules: str) -> list[tuple[int, str]]:
     return [(process.wait(), process.communicate()[1]) for process in running]
 
 
+@pytest.mark.slow
 def test_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     modules = ("linear", "silu", "swiglu", "grouped_linear")
     out = tmp_path / "out"
@@ -221,6 +224,7 @@ def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path: Path, extra: api.Fol
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_processes_that_ask_for_one_thing_all_succeed(tmp_path: Path) -> None:
     done = in_processes(tmp_path / "out", *["silu"] * 4)
     assert {code for code, _ in done} == {0}, done
@@ -257,6 +261,7 @@ def test_removing_everything_leaves_files_of_others(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [note]
 
 
+@pytest.mark.slow
 def test_a_fusion_stays_left_out_until_all_are_back(tmp_path: Path) -> None:
     def recorded() -> tuple[str, ...]:
         found = selection.read_selection(tmp_path / "cpu")
@@ -275,6 +280,7 @@ def test_a_fusion_stays_left_out_until_all_are_back(tmp_path: Path) -> None:
         api.generate(request(tmp_path, no_fusions=("activation",)))
 
 
+@pytest.mark.slow
 def test_the_namespace_stays_until_another_is_named(tmp_path: Path) -> None:
     api.generate(request(tmp_path, **SILU, namespace="acme"))
     api.generate(request(tmp_path, **SWIGLU))
@@ -364,6 +370,7 @@ def extra(tmp_path: Path) -> api.Folders:
     return api.Folders(specs=(folder,))
 
 
+@pytest.mark.slow
 def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"
@@ -379,6 +386,7 @@ def test_a_folder_is_recorded_while_a_cell_needs_it(tmp_path: Path, extra: api.F
     assert selection.read_selection(bundle) == before
 
 
+@pytest.mark.slow
 def test_a_lock_alone_does_not_say_what_is_read(tmp_path: Path, extra: api.Folders) -> None:
     out = tmp_path / "out"
     bundle = out / "cpu"

@@ -156,18 +156,23 @@ def test_kernels_of_sm_90a_implement_it_or_none_is_needed(kind: StepDef) -> None
     assert (kind.launch is None) == needs_none
 
 
-@named("kind")
-def test_some_plan_has_it(kind: StepDef) -> None:
-    assert any(step.primitive == kind.name for _, step in steps())
+@pytest.mark.slow
+def test_some_plan_has_each() -> None:
+    assert {step.primitive for _, step in steps()} == {*BY_NAME}
 
 
 @named("kind")
 def test_parts_are_kinds(kind: StepDef) -> None:
     assert {name for row in kind.parts for name in row} <= {*BY_NAME}
+
+
+@pytest.mark.slow
+def test_parts_of_every_plan_are_those_of_their_kind() -> None:
     for _, step in steps():
-        if step.primitive == kind.name and Trait.LOOPS in kind.traits:
+        kind = definition(step.primitive)
+        if Trait.LOOPS in kind.traits:
             assert all(definition(part.primitive).launch for part in step.parts)
-        elif step.primitive == kind.name and step.parts:
+        elif step.parts:
             repeated = len(step.parts) if Trait.JOINS in kind.traits else 1
             parts = tuple(part.primitive for part in step.parts)
             assert parts in [row * repeated for row in kind.parts]
@@ -192,6 +197,7 @@ def operand(plan: ModulePlan, step: Step, slot: str, buffer: str) -> Buffer:
     return plan.buffer(buffer)
 
 
+@pytest.mark.slow
 def test_rules_give_the_shapes_of_every_plan() -> None:
     """Quantised and decoded operands count as the tensors that they were made from."""
     seen = set()
@@ -230,6 +236,7 @@ def test_results_follow_from_a_rule(kind: StepDef) -> None:
     assert not kind.results or kind.shapes or kind.infer or own
 
 
+@pytest.mark.slow
 def test_rules_of_copies_say_all_results_of_every_plan() -> None:
     found = set()
     for plan, step in steps():
@@ -300,6 +307,7 @@ def launches() -> dict[str, Launch]:
     return found
 
 
+@pytest.mark.slow
 def test_launches_are_of_the_structs_of_the_device_code() -> None:
     """Fields by position, or by name where they are assigned, have the types of the struct."""
     assert len(launches()) == 33
@@ -324,6 +332,7 @@ SCALARS = {
 """What a field of an attribute of each type is in C++."""
 
 
+@pytest.mark.slow
 def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
     """Narrowing to float is said by a cast; all that a kind has reaches its kernel."""
     found = set()
@@ -346,6 +355,7 @@ def test_attributes_of_launches_have_the_types_of_the_struct() -> None:
     assert wanted | {"rotary", "rotary_qkv", "rotary_qkv_grad"} <= found
 
 
+@pytest.mark.slow
 def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:
     found = {reads_decoded(step) for _, step in steps() if is_gemm(step) and step.copies}
     assert found == {False, True}
@@ -358,6 +368,7 @@ def test_gemms_of_copies_read_them_or_what_they_decode_to() -> None:
 # ---- attributes
 
 
+@pytest.mark.slow
 def test_steps_are_told_what_their_expression_or_kind_reads() -> None:
     found = 0
     for plan, step in steps():

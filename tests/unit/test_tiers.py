@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import tiers
-from tiers import FAST, KERNELS, OPTIONS
+from tiers import BROAD, EXHAUSTIVE, FAST, KERNELS, OPTIONS
 from twins import twins
 
 ROOT = Path(__file__).parents[2]
@@ -31,47 +32,69 @@ def test_every_file_of_tests_is_in_a_tier_that_collects_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "function", "markers", "sampled", "tier"),
+    ("path", "function", "markers", "tier"),
     [
-        ("tests/unit/test_a.py", "test_it", (), False, FAST),
-        ("tests/unit/test_a.py", "test_compiles_whole", (), False, FAST),
-        ("tests/golden/test_a.py", "test_it", ("slow",), False, OPTIONS),
-        ("tests/generated/test_options.py", "test_it", (), False, OPTIONS),
-        ("tests/generated/test_sampled_options.py", "test_it", (), False, FAST),
-        ("generated/cpu/tests/test_a__b.py", "test_opcheck", (), False, OPTIONS),
-        ("generated/cpu/tests/test_a__b.py", "test_opcheck", (), True, FAST),
-        ("generated/cpu/tests/test_a__b.py", "test_no_tokens", (), False, FAST),
-        ("generated/sm_120a/tests/test_a__b.py", "test_it", (), True, OPTIONS),
-        ("tests/compile/test_a.py", "test_it", (), False, KERNELS),
-        ("tests/gpu/test_a.py", "test_it", (), False, tiers.GPU),
-        ("elsewhere/test_a.py", "test_it", (), False, None),
+        ("tests/unit/test_a.py", "test_it", (), FAST),
+        ("tests/unit/test_a.py", "test_compiles_whole", (), FAST),
+        ("tests/golden/test_a.py", "test_it", ("slow",), OPTIONS),
+        ("tests/generated/test_options.py", "test_it", (), OPTIONS),
+        ("tests/generated/test_sampled_options.py", "test_it", (), OPTIONS),
+        ("generated/cpu/tests/test_a__b.py", "test_opcheck", (), OPTIONS),
+        ("generated/cpu/tests/test_a__b.py", "test_no_tokens", (), FAST),
+        ("generated/sm_120a/tests/test_a__b.py", "test_it", (), OPTIONS),
+        ("tests/compile/test_a.py", "test_it", (), KERNELS),
+        ("tests/gpu/test_a.py", "test_it", (), tiers.GPU),
+        ("elsewhere/test_a.py", "test_it", (), None),
     ],
 )
-def test_tiers(
-    path: str, function: str, markers: tuple[str, ...], sampled: bool, tier: tiers.Tier | None
-) -> None:
-    assert tiers.tier_of(path, function, markers, sampled) is tier
+def test_tiers(path: str, function: str, markers: tuple[str, ...], tier: tiers.Tier | None) -> None:
+    assert tiers.tier_of(path, function, markers) is tier
 
 
 def test_a_slow_test_is_where_the_other_tier_looks() -> None:
     with pytest.raises(ValueError, match="test_it is slow; add its folder to SLOW_PLACES"):
-        tiers.tier_of("tests/numerics/test_a.py", "test_it", ("slow",), False)
+        tiers.tier_of("tests/numerics/test_a.py", "test_it", ("slow",))
 
 
-def test_of_many_parameters_ci_runs_some_and_no_other_ones_when_more_come() -> None:
-    few = [f"test_it[{number}]" for number in range(tiers.MOST)]
+def test_of_many_parameters_some_are_chosen_and_no_other_ones_when_more_come() -> None:
+    few = [f"test_it[{number}]" for number in range(5)]
     many = [*few, *(f"test_it[{number}]" for number in range(100, 300))]
-    assert tiers.spread(few) == {*few}
-    chosen = tiers.spread(many)
-    assert len(chosen) == tiers.MOST and chosen <= {*many}
-    assert tiers.spread(reversed(many)) == chosen
-    assert len(tiers.spread([*many, "test_it[another]"]) - chosen) <= 1
+    assert tiers.spread(few, 5) == {*few}
+    chosen = tiers.spread(many, 5)
+    assert len(chosen) == 5 and chosen <= {*many}
+    assert tiers.spread(reversed(many), 5) == chosen
+    assert len(tiers.spread([*many, "test_it[another]"], 5) - chosen) <= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "tier", "counts"),
+    [
+        ("tests/unit/test_a.py", FAST, {FAST: tiers.FEW, BROAD: 100 - tiers.FEW}),
+        ("tests/numerics/test_a.py", FAST, {FAST: 100}),
+        ("tests/unit/test_a.py", OPTIONS, {OPTIONS: tiers.MOST, EXHAUSTIVE: 100 - tiers.MOST}),
+        ("tests/compile/test_a.py", KERNELS, {KERNELS: tiers.MOST, EXHAUSTIVE: 100 - tiers.MOST}),
+        ("generated/cpu/tests/test_a__b.py", FAST, {FAST: 100}),
+        ("generated/cpu/tests/test_a__b.py", OPTIONS, {OPTIONS: 100}),
+        ("tests/gpu/test_a.py", tiers.GPU, {tiers.GPU: 100}),
+    ],
+)
+def test_parameters_beside_a_sample_are_in_other_tiers(
+    path: str, tier: tiers.Tier, counts: dict[tiers.Tier, int]
+) -> None:
+    found = tiers.tiers_of([f"test_it[{number}]" for number in range(100)], path, tier)
+    assert Counter(found.values()) == counts
 
 
 @pytest.mark.parametrize("folder", ["unit", "errors", "generated", "compile"])
 def test_parameters_beside_the_sample_are_collected(folder: str) -> None:
-    assert tiers.may_hold((tiers.EXHAUSTIVE,), f"tests/{folder}/test_a.py")
-    assert not tiers.may_hold((tiers.EXHAUSTIVE,), "tests/gpu/test_a.py")
+    assert tiers.may_hold((EXHAUSTIVE,), f"tests/{folder}/test_a.py")
+    assert not tiers.may_hold((EXHAUSTIVE,), "tests/gpu/test_a.py")
+
+
+@pytest.mark.parametrize("folder", ["unit", "errors"])
+def test_parameters_beside_a_few_are_collected(folder: str) -> None:
+    assert tiers.may_hold((BROAD,), f"tests/{folder}/test_a.py")
+    assert not tiers.may_hold((BROAD,), "tests/numerics/test_a.py")
 
 
 def test_a_sample_has_every_module_format_and_option() -> None:

@@ -344,6 +344,7 @@ def wave_samples(kind: GemmKind, noise: float = 0.0) -> list[Sample]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(GemmKind))
 def test_estimates_are_found(kind: GemmKind) -> None:
     choice = fit.chosen(wave_samples(kind), (rule(A),))
@@ -362,6 +363,7 @@ def test_estimates_are_found_in_noise() -> None:
     assert fit.Observations.of(decided).regret(noisy) < 0.002
 
 
+@pytest.mark.slow
 def test_estimates_that_gain_nothing_go() -> None:
     """What was fitted to another GPU, say."""
     samples = samples_of(lambda sizes: A, GemmKind.FPROP)
@@ -379,6 +381,7 @@ def test_no_number_of_an_estimate_is_negative() -> None:
         assert min(time.launch, time.wave, time.k) >= 0
 
 
+@pytest.mark.slow
 def test_old_rules_stay_where_new_ones_gain_nothing() -> None:
     rules = (rule(B, mean_group_tokens={"ge": 370}), rule(A))
     samples = samples_of(lambda sizes: fit.choose(rules, sizes), GemmKind.FPROP)
@@ -424,6 +427,7 @@ def deep_samples(loss: float) -> list[Sample]:
     ]
 
 
+@pytest.mark.slow
 def test_models_earn_a_rule_that_equal_cases_do_not() -> None:
     shallow = [
         Sample(GemmKind.FPROP, "bf16", case, {A: 1.0, C: 1.02}) for case in CASES if case.k != 7168
@@ -551,6 +555,7 @@ def test_a_record_offers_points_that_the_spec_has_dropped(specs: SpecSet) -> Non
     assert f"  {dropped}: it is listed again" in tune.report(tuned)
 
 
+@pytest.mark.slow
 def test_rules_end_with_a_point_that_every_gpu_has_the_memory_for(
     specs: SpecSet, tmp_path: Path
 ) -> None:
@@ -626,6 +631,7 @@ def test_bad_rules_leave_the_spec_alone(tmp_path: Path) -> None:
     assert "+          - {when: {mean_group_tokens: {ge: 400}}" not in tune.difference(path, good)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fitted_rules_are_a_valid_spec(specs: SpecSet, tmp_path: Path, family: str) -> None:
     """From times in which the tile that is right depends on sizes the present rules ignore."""

@@ -188,6 +188,7 @@ def test_a_copy_needs_a_name_and_a_content() -> None:
 # status
 
 
+@pytest.mark.slow
 def test_every_state_of_a_file(old: Path, tmp_path: Path) -> None:
     with_format = (old / "_library.py").read_text().replace("import torch\n", "import   torch\n", 1)
     (old / "_library.py").write_text(with_format)
@@ -226,6 +227,7 @@ def test_what_is_in_the_way_and_a_stale_lock(new: Path) -> None:
     assert states() == {LOCK_NAME: "stale"}
 
 
+@pytest.mark.slow
 def test_a_bundle_or_a_folder_of_them(new: Path) -> None:
     for word in (DEST, CPU, Path(".") / "experts"):
         assert run("status", word).exit_code == 0
@@ -251,6 +253,7 @@ def test_what_nobody_edited_is_made_anew(old: Path) -> None:
     assert run("upgrade", DEST).exit_code == 0  # nothing is left to change, committed or not
 
 
+@pytest.mark.slow
 def test_an_edit_is_merged(old: Path) -> None:
     edit(old / CELL, "from __future__", "# mine\nfrom __future__")
     edit(old / "_cells.py", "import mmap", "import mmap  # not changed since")
@@ -272,6 +275,7 @@ def test_an_edit_is_merged(old: Path) -> None:
     assert run("upgrade", DEST).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_second_merge_knows_what_the_first_one_wrote(old: Path, other_templates: Path) -> None:
     """Of which only the merge was ever committed."""
     edit(old / CELL, "from __future__", "# mine\nfrom __future__")
@@ -292,6 +296,7 @@ def test_a_second_merge_knows_what_the_first_one_wrote(old: Path, other_template
     assert not (old / PRISTINE_NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_conflict_stands_in_the_file_until_it_is_resolved(
     old: Path, other_templates: Path
 ) -> None:
@@ -328,6 +333,7 @@ def test_new_output_in_the_place_of_edits(old: Path) -> None:
     assert states() == {} and not (old / "tests" / "_gone.py").exists()
 
 
+@pytest.mark.slow
 def test_an_edited_file_that_is_written_no_more_is_left_to_its_owner(old: Path) -> None:
     edit(old / "tests" / "_gone.py", "[1, 2]", "[3]")
     commit()
@@ -511,6 +517,7 @@ def test_a_header_that_was_taken_away_stays_away(old: Path) -> None:
 # eject
 
 
+@pytest.mark.slow
 def test_an_ejected_module_is_nobody_elses(new: Path) -> None:
     run("vendor", DEST, *SWIGLU, "--namespace", "acme")
     edit(new / CELL, "from __future__", "# mine\nfrom __future__")
@@ -599,6 +606,7 @@ def test_an_ejected_module_brings_its_kernels() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_ejected(old: Path) -> None:
     before = contents(DEST)
     done = run("eject", DEST, "silo")

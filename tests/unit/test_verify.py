@@ -311,6 +311,7 @@ def test_a_broken_conversion_is_refused() -> None:
         verify_plan(replace(plan, conversions=(broken, *plan.conversions[1:])))
 
 
+@pytest.mark.slow
 def test_generate_and_check_verify_where_they_are_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
