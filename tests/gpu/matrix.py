@@ -122,8 +122,10 @@ class BundleFacts:
         return " and ".join(sorted(found))
 
     def state(self, cell: str) -> State:
-        """Of all units of a cell together."""
+        """Of all units of a cell together; what a launcher calls may have run for other cells."""
         units = {unit: self.hashes[unit] for unit in self._units(cell)}
+        if any(unit.endswith(".cpp") and unit not in self.entries for unit in units):
+            return State.NEVER
         return combine(state_of(units, self.entries).values())
 
     def _units(self, cell: str) -> set[str]:
@@ -141,8 +143,9 @@ class BundleFacts:
             f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
             f"{latest.tests} tests; compute-sanitizer: {latest.sanitizer}"
         )
-        stale = combine(state_of(self.hashes, self.entries).values()) is State.STALE
-        return f"{ran}; some kernels have changed since" if stale else ran
+        states = {*state_of(self.hashes, self.entries).values()}
+        said = {State.STALE: "some kernels have changed since", State.NEVER: "some never ran"}
+        return "; ".join([ran, *(words for state, words in said.items() if state in states)])
 
 
 def matrix(facts: Iterable[BundleFacts]) -> str:

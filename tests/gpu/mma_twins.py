@@ -2,9 +2,9 @@
 
     python tests/gpu/mma_twins.py [OUT]
 
-Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies is
-decoded elements through the MMA of 16 bits.  The bundle is `OUT/sm_90a_twin`, by default in
-`build/twin`:
+Loads, groups, barriers, scales, stores and launches are those of `sm_120a`; what multiplies
+elements with scales is the MMA of 16 bits, of decoded ones.  The bundle is `OUT/sm_90a_twin`, by
+default in `build/twin`:
 
     fusegen build build/twin/sm_90a_twin
     FUSEGEN_TEST_BUNDLE=build/twin/sm_90a_twin pytest tests/gpu
@@ -27,7 +27,8 @@ from fusegen.publish.paths import builtin_specs
 OF, ON = "sm_120a", "sm_90a"
 NAME = bundles.TWINS[OF]
 MODULES = ("linear", "grouped_linear", "grouped_mlp")
-RECIPES = ("mxfp8", "nvfp4", "fp8_block")
+RECIPES = ("bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
+"""All: kernels whose MMAs read no scales run as they are."""
 FURTHER = (
     Cell("grouped_linear", "mxfp8", ("add_to_main_grad",)),
     Cell("grouped_linear", "nvfp4", ("add_to_main_grad",)),

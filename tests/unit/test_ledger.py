@@ -662,6 +662,14 @@ def test_matrix() -> None:
     ]
 
 
+def test_a_cell_whose_kernels_ran_for_another_one_never_did() -> None:
+    ran = {"a.cu": entry("old")}
+    assert facts(ran).said("linear__bf16") == "compiled only"
+    assert facts({**ran, "linear.cpp": entry("2")}).said("linear__bf16") == (
+        "ran on H200, changed since"
+    )
+
+
 def test_code_that_only_ran_as_ptx_says_so() -> None:
     ran = {
         unit: replace(entry(value), code="PTX")
@@ -697,7 +705,7 @@ def test_what_a_twin_ran_is_said_of_cells_that_never_ran() -> None:
         "",
         "- `sm_120a`: compiled only: it has run on no GPU yet; its twin ran on NVIDIA H200, with"
         " matrix instructions in software; its own code compiled, not run, torch 2.11.0, CUDA 13.0,"
-        " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean; some kernels have changed since",
+        " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean; some never ran",
     ]
     stale = replace(twin, entries={**ran, "b.cu": replace(entry("old"), code="twin")})
     said = matrix.matrix([replace(new, twin=stale)])
