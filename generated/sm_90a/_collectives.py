@@ -16,6 +16,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._quantized_tensors import placeholder
+
 
 class Place(NamedTuple):
     """Where a module communicates.
@@ -48,6 +50,34 @@ class Place(NamedTuple):
         return torch.distributed.group.WORLD if self.group is None else self.group
 
 
+class Lies(NamedTuple):
+    """How each rank's part of what was gathered lies.
+
+    Attributes:
+        ranks: how many parts there are.
+        dtype: of its elements, which were sent as bytes.
+        shape: of it.
+        dim: that its tokens run along.
+        tail: elements there behind those of the tokens.
+    """
+
+    ranks: int
+    dtype: torch.dtype
+    shape: torch.Size
+    dim: int
+    tail: int
+
+    def joined(self, every: Tensor) -> Tensor:
+        """The parts of all ranks side by side, with one tail."""
+        parts = every.view(self.dtype).view(self.ranks, *self.shape)
+        if self.dim == 0 and not self.tail:
+            return parts.flatten(0, 1)
+        own = self.shape[self.dim] - self.tail
+        tokens = parts.narrow(self.dim + 1, 0, own).movedim(0, self.dim)
+        tokens = tokens.flatten(self.dim, self.dim + 1)
+        return torch.cat((tokens, parts[-1].narrow(self.dim, own, self.tail)), self.dim)
+
+
 class Pending(NamedTuple):
     """A collective that was started, or one that has nothing to send.
 
@@ -57,12 +87,14 @@ class Pending(NamedTuple):
         shapes: of the parts of several sources, one behind the other; None for an absent source.
             Empty where there is one source alone.
         here: the results where nothing was sent.
+        lies: how parts of ranks lie that are side by side in the result; None where these are rows.
     """
 
     place: Place
     value: Tensor | None
     shapes: tuple[torch.Size | None, ...] = ()
     here: tuple[Tensor | None, ...] = ()
+    lies: Lies | None = None
 
 
 def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: str) -> Pending:
@@ -110,6 +142,61 @@ def start_all_gather(place: Place, sources: tuple[Tensor | None], *, dims: int =
             source.contiguous(), ranks.size(), ranks.group_name
         )
     return Pending(place, every)
+
+
+def start_gather_copy(
+    place: Place, sources: tuple[Tensor | None], *, dim: int, tail: int
+) -> Pending:
+    """Start to gather a copy, its codes or its scales, of the tokens of all ranks, in their order.
+
+    Args:
+        place: where.
+        sources: one, of the same shape on all ranks.
+        dim: that tokens run along.
+        tail: elements there behind those of the tokens, which are there once in the result.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+    (source,) = sources
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    ranks = place.ranks
+    with _named(place):
+        every = torch.ops._c10d_functional.all_gather_into_tensor(
+            source.contiguous().view(torch.uint8), ranks.size(), ranks.group_name
+        )
+    lies = Lies(ranks.size(), source.dtype, source.shape, dim, tail)
+    return Pending(place, every, lies=lies)
+
+
+def start_placeholder(
+    place: Place, sources: tuple[Tensor | None], *, rows: int, dims: int = 1
+) -> Pending:
+    """What stands for a tensor's rows of all ranks, of which there are copies; nothing is sent.
+
+    Args:
+        place: where.
+        sources: one.
+        rows: number of which the tokens of a rank are a multiple.
+        dims: as of `start_all_gather`.
+
+    Raises:
+        RuntimeError: there are no ranks; it has no rows, or another number of them.
+    """
+    (source,) = sources
+    _refuse_one_row(place, source, dims)
+    if source is None or place.ranks.size() == 1:
+        return Pending(place, None, here=sources)
+    tokens = source.shape[:-1].numel()
+    if tokens % rows:
+        raise RuntimeError(
+            f"{place.cell}: {place.step}: expected a multiple of {rows} tokens of each rank, so "
+            f"that no scale is of those of two, got {tokens}; pad the tokens"
+        )
+    first, *others = source.shape
+    shape = (first * place.ranks.size(), *others)
+    return Pending(place, None, here=(placeholder(shape, source.device, source.dtype),))
 
 
 def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
@@ -188,6 +275,8 @@ def wait(pending: Pending) -> tuple[Any, ...]:
         return pending.here
     with _named(pending.place):
         given = functional.wait_tensor(pending.value)
+    if pending.lies:
+        return (pending.lies.joined(given),)
     if not pending.shapes:
         return (given,)
     sizes = [shape.numel() for shape in pending.shapes if shape is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +41,16 @@ class Case:
     sequence: bool = False
     bias: bool = True
     compiled: bool = False
+    quantized: bool = False
 
     @property
-    def word(self) -> str:
-        """The option."""
-        return f"{self.split}_{'sequence_' if self.sequence else ''}parallel"
+    def options(self) -> tuple[str, ...]:
+        """Words of the part's cell, in their order there."""
+        word = f"{self.split}_{'sequence_' if self.sequence else ''}parallel"
+        return ("quantized_input", word) if self.quantized else (word,)
 
     def __str__(self) -> str:
-        words = (self.module, self.recipe, self.word, "compiled" if self.compiled else "eager")
+        words = (self.module, self.recipe, *self.options, "compiled" if self.compiled else "eager")
         return "-".join(words)
 
 
@@ -62,6 +65,13 @@ CASES += [
     Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
 ]
 CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
+CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantized=True)]
+CASES += [
+    Case(*pair, recipe, sequence=True, bias=False, quantized=True, compiled=compiled)
+    for pair in COMPILED
+    for recipe in ("fp8_block", "mxfp8")
+    for compiled in (False, True)
+]
 
 # A rank runs its part with the others, then alone, on what all ranks have; and the whole layer.
 RANK = """
@@ -85,7 +95,7 @@ def run(layer, call, x, dy, inputs):
     found |= {f"d{key}": p.grad for key, p in layer.named_parameters()}
     return {key: value.cpu() for key, value in found.items()}
 
-def find(name, recipe, split, word, sequence, bias, compiled):
+def find(name, recipe, split, words, sequence, bias, compiled):
     seed = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -123,7 +133,7 @@ def find(name, recipe, split, word, sequence, bias, compiled):
 
     plain = f"{name}__{recipe}"
     whole, alone = build(plain, wide), build(plain, own)
-    spread = build(f"{plain}__{word}", own)
+    spread = build("__".join((plain, *words)), own)
     state = {key: draw(*p.shape) * p.shape[-1] ** -0.5 for key, p in whole.named_parameters()}
     whole.load_state_dict({**whole.state_dict(), **state})
     own_state = tensor_parallel.read(spread, {f"a.{key}": v for key, v in state.items()}, "a.")
@@ -186,6 +196,49 @@ for shape in ((33, 64), (64,)):
             print(error, file=file)
 """
 
+# A rank's own tokens as codes: what is sent of them, forwards and backwards, and what is refused.
+COPIES = """
+import importlib, json
+from torch.utils._python_dispatch import TorchDispatchMode
+module = importlib.import_module(
+    "bundle.linear__fp8_block__quantized_input__column_sequence_parallel")
+layer = module.Linear(256, 128, bias=False)
+sent = []
+
+class Sent(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "all_gather" in str(function):
+            sent.append([str(args[0].dtype), args[0].numel()])
+        return function(*args, **(kwargs or {}))
+
+def called(given):
+    sent.clear()
+    with Sent():
+        return layer(given), [*sent]
+
+torch.manual_seed(rank)
+x = torch.randn(2, 64, 256).bfloat16().requires_grad_()
+y, forward = called(x)
+sent.clear()
+with Sent():
+    y.sum().backward()
+backward, dx, dweight = [*sent], x.grad, layer.weight.grad
+x.grad = layer.weight.grad = None
+again, _ = called(layer.quantize_input(x))  # as a norm would leave it
+again.sum().backward()
+assert torch.equal(again, y) and torch.equal(x.grad, dx) and torch.equal(layer.weight.grad, dweight)
+with torch.no_grad():
+    rows, alone = called(layer.quantize_input(x, columnwise=False))
+assert torch.equal(rows, y) and alone == forward
+none = layer(torch.empty(0, 256, dtype=torch.bfloat16))
+try:
+    layer(x[0])
+except RuntimeError as error:
+    refused = str(error)
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump([forward, backward, [*y.shape], [*none.shape], refused], file)
+"""
+
 # Rank 1 is gone when rank 0 waits for it.
 DEAD = """
 import datetime, importlib, os
@@ -215,22 +268,24 @@ def found(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, 
     return run_cases(place, tmp_path_factory.mktemp("ranks"))
 
 
-def generate(arch: str, out: Path) -> Path:
+def generate(arch: str, out: Path, cases: Sequence[Case] = CASES) -> Path:
     """A bundle of whole and of split modules, below a folder.
 
     Its kernels are in the namespace of the committed bundle, so that objects of these are its own.
     """
-    words = ((case, ()) for case in CASES), ((case, (case.word,)) for case in CASES)
+    words = ((case, ()) for case in cases), ((case, case.options) for case in cases)
     cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
     return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP}))
 
 
-def run_cases(place: Place, folder: Path) -> dict[Case, Found]:
+def run_cases(place: Place, folder: Path, cases: Sequence[Case] = CASES) -> dict[Case, Found]:
     """What each rank found, of all cases in two processes."""
-    words = [(c.module, c.recipe, c.split, c.word, c.sequence, c.bias, c.compiled) for c in CASES]
+    words = [
+        (c.module, c.recipe, c.split, c.options, c.sequence, c.bias, c.compiled) for c in cases
+    ]
     run_ranks(RANK, folder, place, json.dumps(words), ranks=RANKS)
     found = (torch.load(folder / f"{rank}.pt") for rank in range(RANKS))
-    return dict(zip(CASES, map(list, zip(*found, strict=True)), strict=True))
+    return dict(zip(cases, map(list, zip(*found, strict=True)), strict=True))
 
 
 def test_ranks_are_one_layer(found: dict[Case, Found]) -> None:
@@ -291,6 +346,28 @@ def test_tokens_that_ranks_cannot_share_are_refused(place: Place, tmp_path: Path
     odd, one_row = (tmp_path / "0.txt").read_text().splitlines()
     assert "expected a first dimension that 2 ranks have equal parts of, got 33" in odd
     assert "expected 2 dimensions or more, the first of them of tokens" in one_row
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_copies_are_gathered_as_kernels_have_them(arch: str, tmp_path: Path) -> None:
+    """Scales that end in padding, or lie in atoms of 128 rows, and codes that lie transposed."""
+    cases = [case for case in CASES if case.quantized and not case.compiled]
+    place = Place(generate(arch, tmp_path, cases))
+    for case, found in run_cases(place, tmp_path, cases).items():
+        check(found, case)
+
+
+def test_codes_and_scales_are_gathered(place: Place, tmp_path: Path) -> None:
+    """Those that the forward reads in the forward, those that the backward reads in the backward:
+    a byte for each element of x each time, and a scale of four bytes for 128 of them."""
+    run_ranks(COPIES, tmp_path, place, ranks=RANKS)
+    for rank in range(RANKS):
+        forward, backward, y, none, refused = json.loads((tmp_path / f"{rank}.json").read_text())
+        sent = [["torch.uint8", 128 * 256], ["torch.uint8", 4 * 128 * 256 // 128]]
+        assert forward == sent and backward == sent
+        assert y == [4, 64, 128] and none == [0, 128]
+        assert "placeholder of x: expected a multiple of 128 tokens of each rank" in refused
+        assert "got 64; pad the tokens" in refused
 
 
 def test_a_rank_that_dies_is_an_error_that_names_rank_and_step(

@@ -99,6 +99,37 @@ def test_what_ranks_exchange(
         assert [f"{s.kind} {' '.join(s.operands)}" for s in direction.starts] == wanted
 
 
+def test_an_input_that_comes_quantised_is_gathered_as_its_copies() -> None:
+    """Each where it is read; what lies behind the rows of a copy is there once in what is given."""
+    cell = Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel"))
+    plan = plan_of("sm_90a", cell)
+    found = {
+        each.name: [(s.kind, s.operands[0], dict(s.attributes)) for s in each.starts]
+        for each in plan.directions
+    }
+    assert found["forward"] == [
+        ("placeholder", "x", {"rows": "128"}),
+        ("gather_copy", "x_rowwise", {"dim": "0", "tail": "0"}),
+        ("gather_copy", "x_rowwise_scale", {"dim": "1", "tail": "32"}),
+    ]
+    assert found["backward"] == [
+        ("gather_copy", "x_columnwise", {"dim": "1", "tail": "0"}),
+        ("gather_copy", "x_columnwise_scale", {"dim": "0", "tail": "0"}),
+        ("reduce_scatter", "dx_part", {}),
+    ]
+    assert not found["quantize_input"]
+    assert {"x_columnwise", "x_columnwise_scale"} <= {each.buffer for each in plan.saved}
+    told = [check for op in plan.direction("forward").programs for check in op.checks]
+    assert told and not [c for c in told if c.names[0].startswith("x_columnwise")]
+
+
+@pytest.mark.parametrize("recipe", ["fp8_current", "fp8_delayed", "fp8_rowwise", "nvfp4"])
+def test_copies_that_span_the_tokens_of_all_ranks_are_refused(recipe: str) -> None:
+    words = ("quantized_input", "column_sequence_parallel")
+    with pytest.raises(NotPossible, match="is of the tokens of all ranks together"):
+        resolve_module(SPECS, Cell("linear", recipe, words), "sm_90a")
+
+
 def test_kernels_and_ops_are_those_of_the_whole_module() -> None:
     for arch, recipe in (("sm_90a", "fp8_block"), ("sm_100a", "mxfp8")):
         plain, split = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .delay_wgrad import DELAYED_WGRAD
-from .input_format import QUANTIZED_INPUT
 from .option import Choice, Exclusion, ModuleFacts, Option
 from .output_format import QUANTIZED_OUTPUT
 
@@ -124,10 +123,6 @@ def _exclusions() -> tuple[Exclusion, ...]:
     gathered = [word for word, said in PARALLEL.items() if said.sequence]
     added_up = [word for word, said in PARALLEL.items() if said.split is not Split.OUTPUTS]
     return (
-        *(
-            Exclusion(word, QUANTIZED_INPUT, "tokens are gathered in the module's own type")
-            for word in gathered
-        ),
         *(
             Exclusion(word, DELAYED_WGRAD, "tokens that gradients of weights read are gathered")
             for word in gathered

@@ -2,7 +2,8 @@
 
 Inside a program such a tensor has a name of its own, ``x_all`` where ranks gather x: it is an
 argument or a result of the ops, while the module's caller has x.  What the forward gathers is not
-saved: the backward gathers it again, of what each rank has.
+saved: the backward gathers it again, of what each rank has.  Copies of the first input that the
+forward takes for the backward alone are gathered there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..ir.naming import QUANTIZE_INPUT
 from ..ir.program import Program
 from ..ir.segments import TENSOR_GROUP, Collective, Exchange
 from ..steps.collectives import collective
@@ -48,10 +50,13 @@ def _unused(draft: Draft, name: str) -> str:
 
 def _of(draft: Draft, program: Program) -> Iterator[Exchange]:
     """What a program's tensors pass through: what enters in the order of its arguments first."""
+    if program.name == QUANTIZE_INPUT:  # what a rank has: its copies are gathered
+        return
     exchanges = {each.buffer: each for each in draft.exchanges}
+    unread = {*draft.input_copies}.difference(*(step.reads for step in program.steps))
     for argument in program.arguments:
         each = exchanges.get(argument.buffer)
-        if each and each.entering:
+        if each and each.entering and argument.buffer not in unread:
             yield each
     for result in program.results:
         each = exchanges.get(result.buffer)

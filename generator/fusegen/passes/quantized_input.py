@@ -7,17 +7,24 @@ stand in its place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from math import lcm
 
+from ..ir.segments import Exchange
+from ..ir.shapes import evaluate, split, symbols
 from ..steps import quantizes
+from ..steps.collectives import ALL_GATHER, GATHER_COPY, PLACEHOLDER
 from .draft import Draft, NotPossible
+from .tensor_parallel import token_symbols
 
 
 def take_quantized(draft: Draft) -> Draft:
     """Move the step that quantises the first input into ``quantize_input``.
 
     Raises:
-        NotPossible: no step quantises the first input, or something else reads it.
+        NotPossible: no step quantises the first input, or something else reads it; or its tokens
+            are gathered, and a copy has something that spans those of all ranks.
     """
     first = draft.inputs[0]
     readers = [step for step in (*draft.forward, *draft.backward) if first in step.reads]
@@ -25,9 +32,46 @@ def take_quantized(draft: Draft) -> Draft:
     if len(moved) != 1 or len(readers) != 1 or first in draft.outputs:
         raise NotPossible(f"{first!r} is not read by one step alone, which quantises it")
     (step,) = moved
-    return replace(
+    draft = replace(
         draft,
         forward=tuple(each for each in draft.forward if each is not step),
         quantize_input=(step,),
         input_copies=tuple(name for copy in step.copies for name in copy.buffers),
     )
+    exchanges = tuple(e for each in draft.exchanges for e in _of_copies(draft, each))
+    return replace(draft, exchanges=exchanges)
+
+
+def _of_copies(draft: Draft, each: Exchange) -> Iterator[Exchange]:
+    """What ranks do with the copies of the first input, where they gather its rows."""
+    if each.kind != ALL_GATHER.name or each.buffer != draft.inputs[0]:
+        yield each
+        return
+    (tokens,) = token_symbols(draft)
+    found = {name: _along(draft, name, tokens) for name in draft.input_copies}
+    rows = lcm(*(unit for _, _, unit in found.values()))
+    yield Exchange(PLACEHOLDER.name, each.buffer, True, (("rows", str(rows)),))
+    for name, (dim, tail, _) in found.items():
+        attributes = (("dim", str(dim)), ("tail", str(tail)))
+        yield Exchange(GATHER_COPY.name, name, True, attributes)
+
+
+def _along(draft: Draft, name: str, tokens: str) -> tuple[int, int, int]:
+    """Where a buffer of a copy has tokens.
+
+    Returns:
+        the dimension; elements there that lie behind those of all tokens; and the number that
+        tokens of a rank must be a multiple of, so that none is about those of two.
+
+    Raises:
+        NotPossible: it has one value for all tokens.
+    """
+    sizes = draft.buffers[name].shape.flat
+    dim = next((axis for axis, size in enumerate(sizes) if tokens in symbols(size)), None)
+    grows = None if dim is None else split(sizes[dim], tokens)
+    if dim is None or grows is None:
+        raise NotPossible(
+            f"{name!r} is of the tokens of all ranks together, so that copies of those of one"
+            " cannot be gathered"
+        )
+    return dim, evaluate(sizes[dim], {tokens: 0}), grows.unit

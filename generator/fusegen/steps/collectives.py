@@ -15,13 +15,13 @@ class CollectiveDef:
     Attributes:
         name: in plans; `start_<name>` of the bundle's `_collectives.py` starts it.
         suffix: of what it gives for the ops, behind the name of what their caller gives.
-        attributes: names of its scalars, and the values that each may have.
+        attributes: names of its scalars, and the values that each may have; None for any number.
         moves_rows: whether there are others in its results.
     """
 
     name: str
     suffix: str
-    attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    attributes: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
     moves_rows: bool = False
 
 
@@ -31,13 +31,28 @@ ALL_REDUCE = CollectiveDef("all_reduce", "sum", (("op", ("max", "sum")),))
 ALL_GATHER = CollectiveDef("all_gather", "all", moves_rows=True)
 """Every rank has the rows of all, in the order of ranks."""
 
+GATHER_COPY = CollectiveDef("gather_copy", "all", (("dim", None), ("tail", None)))
+"""Every rank has a copy, its codes or its scales, of the rows of all, which run along ``dim``; what
+lies behind them there, ``tail`` elements, is there once."""
+
+PLACEHOLDER = CollectiveDef("placeholder", "all", (("rows", None),), moves_rows=True)
+"""Every rank has what stands for the rows of all, without memory; nothing is sent.  Of each rank's
+there are a multiple of ``rows``."""
+
 REDUCE_SCATTER = CollectiveDef("reduce_scatter", "own", moves_rows=True)
 """Every rank has its own rows of the sum."""
 
 SHARE = CollectiveDef("share", "share")
 """Every rank has an equal share, so that the sum is what there was; nothing is sent."""
 
-COLLECTIVES: tuple[CollectiveDef, ...] = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SHARE)
+COLLECTIVES: tuple[CollectiveDef, ...] = (
+    ALL_REDUCE,
+    ALL_GATHER,
+    GATHER_COPY,
+    PLACEHOLDER,
+    REDUCE_SCATTER,
+    SHARE,
+)
 """Every kind of collective."""
 
 

@@ -107,7 +107,8 @@ class _Walk:
     def _start(self, start: Start, later: set[str]) -> Iterator[tuple[str, str]]:
         allowed = dict(collective(start.kind).attributes)
         for name, value in start.attributes:
-            if value not in allowed.pop(name, ()):
+            values = allowed.pop(name, ())
+            if not (value.isdecimal() if values is None else value in values):
                 yield f"{name} {value}", f"is no attribute of {start.kind}"
         for name in allowed:
             yield name, f"is an attribute of {start.kind} that it lacks"

@@ -179,7 +179,8 @@ class _Printer:
                 step = f"{self.direction.name}: {segment.kind} of {', '.join(segment.operands)}"
                 group = segment.group.name
                 place = f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
-                words = [place, _tuple(sources), *(f'{k}="{v}"' for k, v in segment.attributes)]
+                words = [place, _tuple(sources)]
+                words += (f"{key}={_scalar(value)}" for key, value in segment.attributes)
                 words += self._dimensions(segment)
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
@@ -206,6 +207,10 @@ class _Printer:
             if result and result.when and not program.returns_none:
                 return f"{name} if {conditions.text(result.when)} else None"
         return name
+
+
+def _scalar(value: str) -> str:
+    return value if value.isdecimal() else f'"{value}"'
 
 
 def _tuple(sources: Sequence[str]) -> str:
