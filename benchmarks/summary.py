@@ -269,6 +269,7 @@ def aims(reached: Sequence[targets.Reached]) -> str:
             each.case,
             f"{'≥' if each.target.least else '≤'} {each.bound:g}",
             "not measured" if each.number is None else f"{each.number:.3f}",
+            "" if each.number is None else each.device,
             "yes" if each.met else "**no**",
         ]
         for each in reached
@@ -276,7 +277,7 @@ def aims(reached: Sequence[targets.Reached]) -> str:
     return (
         f"## Targets\n\n{met} of {len(reached)} are met (`benchmarks/targets.yaml`); why others "
         "are not, and what was tried, is in `benchmarks/notes`.\n\n"
-        + _table(["what", "case", "target", "reached", "met"], lines)
+        + _table(["what", "case", "target", "reached", "on", "met"], lines)
         + "\n"
     )
 

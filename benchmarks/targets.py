@@ -11,7 +11,7 @@ import yaml
 from common import OURS, Result
 
 TARGETS = Path(__file__).with_suffix(".yaml")
-DEVICE = "H200"  # whose results are looked at
+DEVICE = "H200"  # whose results are looked at; another GPU's where a benchmark has none there
 Row = Mapping[str, Any]
 Rows = Mapping[tuple[str, str], Row]  # by case and contender
 
@@ -78,6 +78,8 @@ class Target:
             return float(paired["median"] if paired else row["median"] / other["median"])
         if self.value == "rate":
             return float(row["rate"] / rows[case.replace(*self.of), self.contender]["rate"])
+        if self.value == "us":
+            return float(1000 * row["median"])
         number = row["extra"][self.value]
         return float(number / rows[case, self.of]["extra"][self.value] if self.of else number)
 
@@ -89,12 +91,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Reached:
-    """What came of a target on one case; no number: its row is missing or failed."""
+    """What came of a target on one case, on a device; no number: its row is missing or failed."""
 
     target: Target
     case: str
     bound: float
     number: float | None
+    device: str
 
     @property
     def met(self) -> bool:
@@ -108,17 +111,22 @@ def load(path: Path = TARGETS) -> list[Target]:
 
 
 def compare(targets: Iterable[Target], results: Iterable[Result]) -> Iterator[Reached]:
-    """Every target, where any benchmark has a result on `DEVICE`; else none.
+    """Every target beside the results of its benchmark on `DEVICE`, or else on another GPU.
 
-    Those of a benchmark that has no result there have no number.
+    Those of a benchmark that has no result on one have no number; none has where no benchmark has.
     """
-    there = (result for result in results if DEVICE in result["environment"]["device"])
-    found = {result["name"]: result["rows"] for result in there}
+    on_gpus = [result for result in results if result["environment"]["device"] != "cpu"]
+    found = {result["name"]: result for result in sorted(on_gpus, key=_is_wanted)}
     for target in targets if found else ():
-        given = found.get(target.benchmark, ())
-        rows = {(row["case"], row["contender"]): row for row in given}
+        given = found.get(target.benchmark)
+        rows = {(row["case"], row["contender"]): row for row in given["rows"]} if given else {}
+        device = given["environment"]["device"].removeprefix("NVIDIA ") if given else ""
         for case, bound in target.bounds.items():
-            yield Reached(target, case, bound, _number(target, case, rows))
+            yield Reached(target, case, bound, _number(target, case, rows), device)
+
+
+def _is_wanted(result: Result) -> bool:
+    return DEVICE in result["environment"]["device"]
 
 
 def _number(target: Target, case: str, rows: Rows) -> float | None:
