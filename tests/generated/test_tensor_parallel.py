@@ -363,7 +363,7 @@ def test_codes_and_scales_are_gathered(place: Place, tmp_path: Path) -> None:
     run_ranks(COPIES, tmp_path, place, ranks=RANKS)
     for rank in range(RANKS):
         forward, backward, y, none, refused = json.loads((tmp_path / f"{rank}.json").read_text())
-        sent = [["torch.uint8", 128 * 256], ["torch.uint8", 4 * 128 * 256 // 128]]
+        sent = [["torch.uint8", 128 * 256], ["torch.float32", 128 * 256 // 128]]
         assert forward == sent and backward == sent
         assert y == [4, 64, 128] and none == [0, 128]
         assert "placeholder of x: expected a multiple of 128 tokens of each rank" in refused

@@ -55,7 +55,7 @@ class Lies(NamedTuple):
 
     Attributes:
         ranks: how many parts there are.
-        dtype: of its elements, which were sent as bytes.
+        dtype: of its elements; those of 8 bits were sent as bytes.
         shape: of it.
         dim: that its tokens run along.
         tail: elements there behind those of the tokens.
@@ -69,13 +69,13 @@ class Lies(NamedTuple):
 
     def joined(self, every: Tensor) -> Tensor:
         """The parts of all ranks side by side, with one tail."""
-        parts = every.view(self.dtype).view(self.ranks, *self.shape)
-        if self.dim == 0 and not self.tail:
-            return parts.flatten(0, 1)
+        parts = every.view(self.ranks, *self.shape)
         own = self.shape[self.dim] - self.tail
         tokens = parts.narrow(self.dim + 1, 0, own).movedim(0, self.dim)
         tokens = tokens.flatten(self.dim, self.dim + 1)
-        return torch.cat((tokens, parts[-1].narrow(self.dim, own, self.tail)), self.dim)
+        if self.tail:
+            tokens = torch.cat((tokens, parts[-1].narrow(self.dim, own, self.tail)), self.dim)
+        return tokens.view(self.dtype)
 
 
 class Pending(NamedTuple):
@@ -162,9 +162,12 @@ def start_gather_copy(
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
+    sent = source.contiguous()
+    if sent.element_size() == 1:  # few operations know each format of 8 bits
+        sent = sent.view(torch.uint8)
     with _named(place):
         every = torch.ops._c10d_functional.all_gather_into_tensor(
-            source.contiguous().view(torch.uint8), ranks.size(), ranks.group_name
+            sent, ranks.size(), ranks.group_name
         )
     lies = Lies(ranks.size(), source.dtype, source.shape, dim, tail)
     return Pending(place, every, lies=lies)

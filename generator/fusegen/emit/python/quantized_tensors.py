@@ -59,6 +59,8 @@ class QuantizedInputText:
         program: its op.
         format: of the copies, for people and to tell them apart.
         tensors: what it quantises, and what else it reads.
+        given_tensors: conditions that these are tensors.
+        given_inputs: what is said of one that is none.
         states: what it changes.
         copies: what it gives.
         columnwise: condition under which a call needs the columnwise copy, in brackets where it is
@@ -75,6 +77,8 @@ class QuantizedInputText:
     program: ProgramText
     format: str
     tensors: tuple[TensorText, ...]
+    given_tensors: tuple[str, ...]
+    given_inputs: tuple[str, ...]
     states: tuple[StateText, ...]
     copies: tuple[CopyText, ...]
     columnwise: str
@@ -164,6 +168,8 @@ def quantized_input_text(
         program=printed,
         format=_format(plan, copies),
         tensors=printed.unchanged,
+        given_tensors=tuple(f"isinstance({each.name}, Tensor)" for each in printed.unchanged),
+        given_inputs=tuple(f'("{each.name}", {each.name})' for each in printed.unchanged),
         states=tuple(state for state in states if state.argument in changed),
         copies=texts,
         columnwise=(f"({condition})" if " " in condition else condition) if columnwise else "",
