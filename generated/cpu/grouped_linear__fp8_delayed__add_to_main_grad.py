@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:66a474ca9cd3de7c
+# checksum sha256:c37e6774c8a0064e
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "176412617e3b8652ed0b40da2a6ff5b47d6be53659ff1d861a7d139c17271f83"
+DIGEST = "eeebc289a7ab6f201d8a5021c426676509b5af7e9c91cecc5b822c9fd18c93bc"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:24bb8ed82c062051
+# checksum sha256:b41ef03524bb6f8e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "38bf0682f86e7c933a55b6c39d7627b74d564fa325f27c1a765076e07c2cc792"
+DIGEST = "ad62802169f703e170317ce794c9bcaa6a9c821ad0da0d4279697bbf7c99a401"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ae673212804a5ea0
+# checksum sha256:dbe4417b5fdd526d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "47cfcc58f1d219fdb4da862e4295f4ed2ab78673ccbfc463b16fd5fe00e48e00"
+DIGEST = "7a34c5865483a0fb4ac27c2b055baf6018fdf63a7faf56ef5e2e4891af5fff8f"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

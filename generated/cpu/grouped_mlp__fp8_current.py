@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:147910554bc6c3d5
+# checksum sha256:e8aae96a364df283
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "a39dc9f110d61f112737b2982ba4257d1641ff1b8d27130039d2440c2cdc3553"
+DIGEST = "67a9e35e42999a807a243051a74534731a685664ed9cabb368cb0719e6ac0ce7"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

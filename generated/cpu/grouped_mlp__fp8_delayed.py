@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ab0cce4af0a9efde
+# checksum sha256:888ce1244ec98210
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "14369c05243c192911615b92636f9515dc68157a35a426b3f6c6b210b3510758"
+DIGEST = "0027bf69ffef2c7d807ded3a3421bf196d80ec327fefc9f2044177964a759fe5"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2a863f5b893e3a3b
+# checksum sha256:74b44daaf1d25704
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "44ae5cd332ab7cd999225963e750d61c2d231f75f5c7d3b0037c340cf1e9d64a"
+DIGEST = "4d223f5d9095d92c495a4edcc2bd6ca86aabf47c453f0096e10534d24873fbe6"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2d319f31a98fb163
+# checksum sha256:fb6ab095f1718fea
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "701caed754fe276656249e9b721b638e8f7934bf89d8bed330b95f8e32201146"
+DIGEST = "be82b3e2e1cb7968b08c9ae50c180f932e09d5d2157be676f01c20f881cc6158"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

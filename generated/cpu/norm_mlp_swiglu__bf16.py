@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:386571b6b0bbc836
+# checksum sha256:caf57a99bfe1bd35
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "06a7e520430c53c347e0ce63a8150f6a2899962732fbba6cd05b2181f6b62a66"
+DIGEST = "c97fc61f3c82eb39fdfe847ef8c964e1f539e408cc43cc9d2061fa48a1f0c006"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ce6c21b78a686847
+# checksum sha256:f0b2901807083cfd
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "7afdd639f2d3aca0b4b53b703d1d1d5e859ff936d23c013e1fc2af6607e6695e"
+DIGEST = "298b0d971abde37c4f2ddc69e2543c738f1f40097f252253bdefba57e1a3ac2e"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

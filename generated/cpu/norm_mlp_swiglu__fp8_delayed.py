@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c0a4cd2c4e11625a
+# checksum sha256:955eb2860a39119f
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "9ca722c500de6cab10f2640b08772dd9256a948c26adfc862d62c9162e339a65"
+DIGEST = "e70452f96c43ff4544d6e5bed5b68ef26d431b21c35e295d3cb3a6519190da0f"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

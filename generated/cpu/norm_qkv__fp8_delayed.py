@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d8241ba0bdc63005
+# checksum sha256:22ca533da1a567fa
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "8c9c67e939249a8952d0250e02817b1be7f0c7d007b5304057b858657fe4819f"
+DIGEST = "62a7d520ff176a8a8cb5bd33a0332d5636808316616509248f12090b5f301c94"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

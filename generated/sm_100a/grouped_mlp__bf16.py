@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9ed5249aa18af403
+# checksum sha256:4183efd33fb3bebb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "624368c0de05666ccecbb7337668a9b0b60b21efac1739d1810f08bc7d8745bf"
+DIGEST = "c4c2bd98a081a39762dc7166ac29f48d8e9a3f056d4fd88783cc63621407f924"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8952ffacc1da9ce1
+# checksum sha256:595498d30946c535
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f1b6b183089c75a1e4ea7723d6e12703834c13867973384101ae8d6c2b50a58b"
+DIGEST = "c278d1cf3e36c7f029c7d5533e0f475789b5b35a67775a0c8f1517aaa3399fcd"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

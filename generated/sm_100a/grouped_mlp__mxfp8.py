@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:db0c59333f715601
+# checksum sha256:ebea42b618aa8f22
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "12f84b97f7558f872ca839e457689c6775c064bc00c347b5f777851e29a477aa"
+DIGEST = "11e30f01fb1f89eea5ae2614662d1e20d0b3f75981809175352128aed25cfb87"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

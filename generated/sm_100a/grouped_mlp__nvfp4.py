@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:df87605b00dc09b6
+# checksum sha256:326af0ad3b0ed2d4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "5c7aa106d5625b54a56e5c15473146207a944bd34925c5e191d88da9e0f9c109"
+DIGEST = "f4c0212845d5f282a23591c675eb1d50f1714ba0e3254a5cf1d7d57a30175563"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0b41170088ac0d29
+# checksum sha256:0abdc5eb481f6d71
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "6a9c1e15a322e7678753c05152d3ca2405a52b195896955c2bccf2bdb03da8a5"
+DIGEST = "bb57fe55cbfc5c42778026b2df4b318494d822a0f2fca5744c5a2383c3f19c20"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

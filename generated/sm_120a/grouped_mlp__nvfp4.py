@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8d0341bdde1a5f23
+# checksum sha256:dfcf8cc93ed24e48
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "37ec2447b4a80342056466dea60e8bfd5994c8b00c343afa23254f7ec56d67c0"
+DIGEST = "33edb2f513f51390ac0176668900c20f4e3419d6c458e95278bd16bbaf87edb1"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -287,6 +287,22 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     return tuple(None if shape is None else next(parts).view(shape) for shape in pending.shapes)
 
 
+def require_same(place: Place, own: Tensor) -> None:
+    """Refuse what is not the same on all ranks, where it is, so that the host need not wait.
+
+    Raises:
+        RuntimeError: it is not; on a GPU an assertion on the device fails.  Or as
+            `start_all_reduce`.
+    """
+    (every,) = wait(start_all_gather(place, (own,)))
+    same = (every.view(-1, *own.shape) == own).all()
+    torch._assert_async(
+        same,
+        f"{place.cell}: {place.step}: expected copies by one scale on all ranks of "
+        f"{place.keyword}, got others; quantise with `quantize_input` of this module",
+    )
+
+
 def count(group: ProcessGroup | None) -> int:
     """How many ranks there are; 1 before there are any."""
     initialized = torch.distributed.is_initialized()

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:41b9d6f65f550cec
+# checksum sha256:40b813ca82136313
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "d8ee5c494f6032d05b1df2c7b7b10f30b1c6353d2ee642acc3c6ddfe468e0dd4"
+DIGEST = "54ee58bcc3b6647c0ada36ff991fd960fc8fa09f33698f24ed60c50016ba6774"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

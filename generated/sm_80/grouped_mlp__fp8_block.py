@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f3f477ec6b1dcaf5
+# checksum sha256:6fbe0442c9eac618
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "b96899c317d229d3efecfebda867fce809bf4adde218444d1b95050ab3ffb4d2"
+DIGEST = "8b8bad7bc57431e433c4608f6ec8e9f8c1161931c289cb2d84718c2f51e0bc96"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

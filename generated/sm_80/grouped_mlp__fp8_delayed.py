@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:144c3e3b4e35a7f2
+# checksum sha256:12d933c21123248f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "27b69e1797b34ac99e5cbb8c3223b134637a71929b09744d9057c3ff7f86011e"
+DIGEST = "1c839e89a48f69cbf55a7c8566fd54f757b36fce614414ef2670b4c6ca0d8737"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2ace27987dcce856
+# checksum sha256:5efda8f56895c1d9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "1b80a9b826ab97b17eed0f4ff360c14d4ccb142619e02e6709514da3c7c22757"
+DIGEST = "3d14c583f1b816d20cf3cacb04d21e867a0c0438680a5b46b8974a0099dcf3e5"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9bf9c8b450b991e6
+# checksum sha256:531a1508af58d18f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "67b263da648cb880751b5a09d293c818c63760749afeae68cf26d8b9e0673b88"
+DIGEST = "6a79ed205e78758025a5b29e4636392c0b32feacac1af076da8fe97d7283ecbb"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

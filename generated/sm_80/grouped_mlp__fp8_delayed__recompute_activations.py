@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:26b9aacff87f877b
+# checksum sha256:8158f3bea065321c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "23c022b8b5a6f60aa2d2eb96096aad4d4cf845c58185b4f5db49a1de63e906ad"
+DIGEST = "a74c1cf90625875606507286ad5b03a1b8de2fa8a0b1ee4f473ae8c23553d90f"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:67e715614f6d4c7b
+# checksum sha256:8a985f895a3aa735
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "178e84918f4bd2c6d46a8bb401988c536068d253a6518b2dad575f433b1db01d"
+DIGEST = "81601270f8b6fe49d977aa4b677b372e0e973e7e1ea3155b8ed188e55b9064fc"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

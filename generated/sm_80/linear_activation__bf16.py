@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:03db6dc0cd45cf59
+# checksum sha256:1b1477deb98c2b57
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "7d748c22f4a93d122af597b937d5bcb9032451ac0424a65d3c85a740486e38e7"
+DIGEST = "41691f96532dc45de33c9fd6e0036f944f6d4e8d50d4d0cc71ce9da39eca04fd"
 _library.join("linear_activation__bf16", DIGEST)
 
 

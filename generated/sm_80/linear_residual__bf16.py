@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0f7106f372aef431
+# checksum sha256:52e719d00e8ac48a
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "3d91abe92c38380580f3dec89b5cae9afae25ab3cfbe99542459c104931336c3"
+DIGEST = "698933f9f2f6ea74dfd66737a5c7e3deab2e53da30bf35ddcea4a45270083951"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bf6afe83a26e88c2
+# checksum sha256:655f330ef06f68f6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "ba5cd8843dd2dacd3b3e315b1991016fd0dabf70e3bb6c53405ec4e67fd94cc2"
+DIGEST = "dd47b023e0d7b7efdf59e38fab6726224cdc44be82b0b09d8dd70d1417aeb60a"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

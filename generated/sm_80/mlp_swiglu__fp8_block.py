@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b022fc0146f32ba0
+# checksum sha256:b57125e1a6a3e7df
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "f38f10a9f8a93fe2eb0d6d015fc01d173f426648708a2fa1028deba4dd5a5408"
+DIGEST = "5295bf3d0910ccee648bdc8fdad0c4a14a05f902e67292d2dae6d42d10a4bc08"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

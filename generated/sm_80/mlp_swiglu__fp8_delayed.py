@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:edfdbfe9d8fbf693
+# checksum sha256:198ea619fb443483
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "21c1a6b37ba645a7b90794f83969b5669429fa68230facd24c5b8a5a5e9de22a"
+DIGEST = "62fd3163eb561a0e6b7511a08ac807f57d37eb8a97d06f6350d5f6aa0f0990e7"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

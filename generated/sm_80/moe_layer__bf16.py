@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a41779409c60c231
+# checksum sha256:7b6cb081af5a9664
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "c4378075f2c10fbc5f7161fc076c29331d939c593887e94723341070671c1a1e"
+DIGEST = "bdb266cbd11e4da21840b7bd65ace1c281ed336477323780744b9f9dc8653d66"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6296c0b09b92d28c
+# checksum sha256:e8523988ad384b24
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "8c1802d66399ed39e9ccdacd5e54becf58090108dcbb41518d843fed3b445b83"
+DIGEST = "5491a2cdd2064849d2fc5fbc77d6a8790d1327620bc3f01e68113251e4459030"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3ba4631e59a81928
+# checksum sha256:76ebb16fd5d4848a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "fcc2204c1daea48d82f8137e77a99333f64f41f9b85b12629a55834bed543803"
+DIGEST = "dcc4613eb4869276bcf652c529e47c15d4db3075092b49b2b28be1b8ed5c1e2a"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_add.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:8a701d10b35fa3b9
+# checksum sha256:e9719eeba3519ea4
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "748f3b7486d6da7e51413ef8f6ffd89adcca9234cbb0e8b36dfe47b1136141a8"
+DIGEST = "99156fcf5839eebf349a7efea15f4aae7882f00f8140c3e1bb2e8a6779af2879"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf6ffcce79dca8a2
+# checksum sha256:807925a683182a38
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "80ccb5f50ce028e07675aaf3e76f5cc1726a12afb9e66b56b7591b843c4b377c"
+DIGEST = "8314920094a0fb1bcee6aba2e9c8431875371de80016421fcd377c8d71d08c5c"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

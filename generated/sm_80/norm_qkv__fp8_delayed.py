@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:fdecadaa3f3b6534
+# checksum sha256:1df1064612981a77
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "8246fb3b9ed97b2f340b61e610bad09d7a61bb305bd029511475f25f71c909ef"
+DIGEST = "c0f31e4b4b4277b18520de3476551a3cb78f9ef50d3e6afe6ea7e4ce7bb813e5"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

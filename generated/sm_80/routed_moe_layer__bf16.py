@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml, specs/ops/router.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9dcdef00114d1d96
+# checksum sha256:64a5734045b81f6f
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "5cdfd8373d45d7f575a0f5c41971227c6adba08731a5f47742ebbc031ab09eef"
+DIGEST = "f8e94c4a9bce73103098a212a1af2ec0eeb951918ec6487e65bad604d06b4aa5"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b8cfb632ff645833
+# checksum sha256:468954b3cbde3867
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f375da1811cc9058139c25cefc3f9a93b9dcd303efcea6161759312ee9f4f0bd"
+DIGEST = "577bc90c6b9911317ae4eced08540befa1f96a2cbf6f6d048369e54e893f1e24"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:486b71143ad50595
+# checksum sha256:2535425a1eac7cad
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "ddc5ac0eba338c961f97a08aaa39abd92ab6d484a23777d3ffc9d8d19b2ea10a"
+DIGEST = "665548c382aafea2ba1a82a189f856911f1c76421cfe17b031d64e1f453601d9"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

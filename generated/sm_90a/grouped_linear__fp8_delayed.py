@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9c46e3d9f4ce989c
+# checksum sha256:f5f8afbcde846102
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "79dbe933e4eb10315e348ad54800e96de1c321a393d41747d0d205470800e086"
+DIGEST = "8ff6b6fe0772e5c28b00ff98c40353b0182b91f3d84a58ffda7d354eeb22822d"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7971b65619d82aa3
+# checksum sha256:85e27a8e7e251dec
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "0ee0a089b7944833079380078806e0dd3e63dca74ef543082b93807a8434a1e2"
+DIGEST = "2b1eec2cf0580a64b444de0b4047379b74b2b1562ebf0f27e901b740897e5d4a"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

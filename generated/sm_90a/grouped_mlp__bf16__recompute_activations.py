@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3c8750b3bbf29923
+# checksum sha256:d39c3ab74150b1f3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "aff205c0f1c4f1ce1bab5b4080a1bf253fe59d2c24d2f0d4e7a729c7ff67a232"
+DIGEST = "df84d0aa7a3d54166e2cd2dfe447ee44fdda383f19c21572a990c935ff81dc35"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e318f4892c85f41c
+# checksum sha256:93495ed7bf138a17
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "eb203f5e80056b409c315bcdcbfaea8f3a5234858e19fa02290b1d3ae2192672"
+DIGEST = "65c3305291e20a3aaab06c23e1fa6f3c2562edaf38aed1ef54f71e871626108f"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

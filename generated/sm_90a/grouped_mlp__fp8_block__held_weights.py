@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:15c680372b319079
+# checksum sha256:4bd1c6358ceaedad
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "23f82ea7b181796a9cd739926565c08b9c10fc73fc1d9b5a62fb1467cbe1f839"
+DIGEST = "6edf13360abd0e9a96720d05b4c19459bb6770381ef02ee219ebfb1623dfe9d6"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

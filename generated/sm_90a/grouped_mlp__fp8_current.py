@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:96de3f38711c8c4d
+# checksum sha256:2612a8b762ce266b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "a1078e3529a72d9d7f9444d59dc4ea32a93d8be93a7d0202683f06d4eb8c029d"
+DIGEST = "0ae91110dafd7d429651e5f0fd1f732d40793389e5fe4328894f46cfdd554aab"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

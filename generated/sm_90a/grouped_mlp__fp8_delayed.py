@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:8f83219b9275d91e
+# checksum sha256:19cb4735f7ece798
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "5c590ce3475beba3ca4195382804096b4ff910c9dfd72c5a8c4e8a34d11f3741"
+DIGEST = "5f251bc16a2fce97e1da2a2ba44ef2dc5dbdc7bc66efcea0aa683ba689911dc2"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2cb5ba968cb6995e
+# checksum sha256:94f4e5f018cede17
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "22e71438b1983791f5c6a4dbf15738dc24907aa026d34ba6cffe46f81d653ca7"
+DIGEST = "21b2f00dfbf9712c54ef19f246b44f911b5aa0ab8ba7cdc89cae89b57ba82f47"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:deaddea2633e655e
+# checksum sha256:d63291f9b0aa85cf
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "3c9299f13e4a956de906da3e681f51c193bfb84d60e6bdf3cd0b6e1ff7beca4c"
+DIGEST = "d16b1087712e126e24d467d68ead900d531ffd61e6f0c376ab30f26817f3e6e1"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

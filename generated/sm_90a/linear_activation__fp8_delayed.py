@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8324722013ee6a7
+# checksum sha256:b06fe1db38e6afca
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "0a51c613ae0d5e8327a141f4db7123520c24302d027a71dc4a543dc1aae4160b"
+DIGEST = "7b7561f9401bf6b5364ee5a2365cec7c8f5aff20e1c821cdf3edd0a15d21f696"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b2913abf5f18ea1d
+# checksum sha256:428d27f25671ab35
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "263f8abfe78fed77d8b2217fca82a4cd38dee0cbf1c68848ded9435a02ac5df8"
+DIGEST = "bd8ab032107f774f6392cc75962b66e0287bd1d07246fa81b0c6fd5e8a1b2504"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

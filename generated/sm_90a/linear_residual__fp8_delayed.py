@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c6898d9254b23df9
+# checksum sha256:2a7e4677e7103bf6
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "4d83a4831579cb1238286b724462cc13cf28a1d3e204b27fe17668147396618f"
+DIGEST = "272566cccb1db3c29d08e9412e45e2c758c2fa39623992dac5a5d3e0cb245e43"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

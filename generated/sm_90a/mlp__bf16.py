@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:19b803a8d5671175
+# checksum sha256:a4332f4184d27ae4
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "273a311bba305bab331f04a26ab926dca760e52cb6b6556a5031d84c7fbf159f"
+DIGEST = "edecf4da4967831d85084543dbf57c60e81f327956407509e9f07d79524619bf"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7a4283c9ab07f774
+# checksum sha256:e19a66df492d0fcb
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "0addce4679b490f8e9fd55ea01c054675e9ed8f8a5ee0516fd3af7f67f53d5ee"
+DIGEST = "1e659c58a2221ddfe5804b7588b9ad4b890f5e25e220e4b02a2a899a814c3a95"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:44603e6ef03ab02b
+# checksum sha256:fd99b45f811c2b3d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "fd91fcaadfaa24fc299772b4cf08ce813d19a638c43e73d1ecf8225e293b2ed4"
+DIGEST = "033dd924924f5a485d19cc4d030bd2ac11d98ef9ff52ee6c4437922259492eae"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

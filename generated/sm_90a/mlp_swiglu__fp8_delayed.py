@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b5016e3a9e6b6f53
+# checksum sha256:f0ee3eea2b596db0
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "2ec741bcc4823f2b787ec60e1b8b358c75d0bc9f036e8bd09d1a50d705a55680"
+DIGEST = "8f4372f6957196474306c05401d4f0ab29b053eb9b74c37a2b0cee0e5cf2ba71"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

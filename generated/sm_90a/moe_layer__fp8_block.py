@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5ac31d8c480b189b
+# checksum sha256:b68446db9130adf0
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "0a1574cf6b5e85d7c1a10b550f0799f3c938792c7233f0913d6b9ae37e2876e3"
+DIGEST = "f313695bc215e5d357dca740922c2146bd849a4edf41631cb023ea3dcd6ba9d1"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0c003e3ac7edf002
+# checksum sha256:f72a8ae0bb0a0187
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "983caf39d6392df3f8126f3153b64a738af202ddebbaa6ddfcb1ee37a6643c02"
+DIGEST = "f0b3bff7104796f41bd60ec20ddf0b9b2da0ce3e68d3fbe78b2e95e6b681ee75"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

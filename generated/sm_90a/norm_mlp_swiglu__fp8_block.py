@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e9e0b08f4b345973
+# checksum sha256:1b9c4d17b7dbd96b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "46f153041a4e9441faed8133161756634dcf2ab8f3d89180accc04e3cc2d52c5"
+DIGEST = "147d420a722e3ce98983e2a20e52cfa05195f68bc1123d6aa74323d9e9d8ac95"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

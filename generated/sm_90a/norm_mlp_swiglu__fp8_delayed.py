@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:876699ffb412bcc3
+# checksum sha256:282a3a76af6396db
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "bbaff419dfd5993771a965628457d053405127c40e749ae6e590969e6762f510"
+DIGEST = "248ec353aeaa01fb9cb6a55c88a8e55cea7d1cf7534eb8e7690f9f3f88e27405"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8ddd5b4ee2ba6200
+# checksum sha256:c090c319b8d959e7
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "4644c1917a0abaf1a4aa183fc26a81d0ca1137c4fa4c1911abfb5da7eae8171c"
+DIGEST = "2281cd21c9ae0fcc6053272278083a81febf11292d8fc5e747edae8b0eb1d55e"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

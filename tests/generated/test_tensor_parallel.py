@@ -69,7 +69,7 @@ CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantize
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False, quantized=True, compiled=compiled)
     for pair in COMPILED
-    for recipe in ("fp8_block", "mxfp8")
+    for recipe in ("fp8_block", "fp8_delayed", "mxfp8")
     for compiled in (False, True)
 ]
 
@@ -239,6 +239,42 @@ with open(f"{folder}/{rank}.json", "w") as file:
     json.dump([forward, backward, [*y.shape], [*none.shape], refused], file)
 """
 
+# Ranks with tokens of other sizes each have one scale: that of all tokens.
+ONE_SCALE = """
+import importlib
+torch.manual_seed(0)
+plain = importlib.import_module("bundle.linear__fp8_delayed").Linear(256, 64, bias=False)
+module = importlib.import_module(
+    "bundle.linear__fp8_delayed__quantized_input__column_sequence_parallel")
+layer = module.Linear(256, 64, bias=False)
+layer.load_state_dict(plain.state_dict())
+for step in range(3):
+    torch.manual_seed(step)
+    x = torch.randn(64, 256).bfloat16() * torch.arange(1, 65)[:, None]  # rank 1 has the largest
+    own = x.chunk(ranks)[rank].clone().requires_grad_()
+    whole = x.requires_grad_()
+    given = layer.quantize_input(own) if step == 1 else own
+    y, wanted = layer(given), plain(whole)
+    assert torch.equal(y, wanted), step
+    y.sum().backward(), wanted.sum().backward()
+    assert torch.equal(own.grad, (ranks * whole.grad).chunk(ranks)[rank]), step
+    assert torch.equal(layer.weight.grad, plain.weight.grad), step
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    for key, value in plain.state_dict().items():
+        assert torch.equal(layer.state_dict()[key], value), (step, key)
+assert plain.state_dict()["input_scale"] != 1
+before = layer.state_dict()["input_scale"].clone()
+with torch.no_grad():
+    given = layer.quantize_input(own)  # leaves the state alone
+    assert torch.equal(layer.state_dict()["input_scale"], before)
+    other = given._replace(rowwise_scale_inv=given.rowwise_scale_inv * (1 + rank))
+    try:
+        layer(other)
+    except RuntimeError as error:
+        with open(f"{folder}/{rank}.txt", "w") as file:
+            file.write(str(error))
+"""
+
 # Rank 1 is gone when rank 0 waits for it.
 DEAD = """
 import datetime, importlib, os
@@ -368,6 +404,14 @@ def test_codes_and_scales_are_gathered(place: Place, tmp_path: Path) -> None:
         assert y == [4, 64, 128] and none == [0, 128]
         assert "placeholder of x: expected a multiple of 128 tokens of each rank" in refused
         assert "got 64; pad the tokens" in refused
+
+
+def test_tokens_of_all_ranks_have_one_delayed_scale(place: Place, tmp_path: Path) -> None:
+    run_ranks(ONE_SCALE, tmp_path, place, ranks=RANKS)
+    for rank in range(RANKS):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert "x_rowwise_scale of x: expected copies by one scale on all ranks" in said
+        assert "quantise with `quantize_input` of this module" in said
 
 
 def test_a_rank_that_dies_is_an_error_that_names_rank_and_step(

@@ -16,6 +16,7 @@ from .loading import cells_of_every_option, write_cells, write_fat
 
 CPU = Path(__file__).parents[2] / "generated" / "cpu"
 QUANTIZE = tuple(Cell("quantize", recipe) for recipe in ("fp8_delayed", "mxfp8", "nvfp4"))
+GATHERED = Cell("mlp_swiglu", "mxfp8", ("quantized_input", "tensor_sequence_parallel"))
 
 USE = """\
 import torch
@@ -50,7 +51,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
     unwanted = shutil.ignore_patterns("lib", "__pycache__")
     shutil.copytree(CPU, root / "experts", ignore=unwanted)
-    cells = (*cells_of_every_option(tmp_path_factory.mktemp("specs")), *QUANTIZE)
+    cells = (*cells_of_every_option(tmp_path_factory.mktemp("specs")), *QUANTIZE, GATHERED)
     write_cells("typed", "cpu", root, cells).rename(root / "options")
     fat = (Cell("grouped_mlp", "fp8_delayed", ("cached_weights",)), QUANTIZE[0])
     write_fat("typed_fat", root, fat).rename(root / "fat")

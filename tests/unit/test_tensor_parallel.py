@@ -123,7 +123,7 @@ def test_an_input_that_comes_quantised_is_gathered_as_its_copies() -> None:
     assert told and not [c for c in told if c.names[0].startswith("x_columnwise")]
 
 
-@pytest.mark.parametrize("recipe", ["fp8_current", "fp8_delayed", "fp8_rowwise", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["fp8_current", "fp8_rowwise", "nvfp4"])
 def test_copies_that_span_the_tokens_of_all_ranks_are_refused(recipe: str) -> None:
     words = ("quantized_input", "column_sequence_parallel")
     with pytest.raises(NotPossible, match="is of the tokens of all ranks together"):

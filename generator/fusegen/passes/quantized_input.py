@@ -7,7 +7,7 @@ stand in its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import lcm
 
@@ -16,6 +16,7 @@ from ..ir.shapes import evaluate, split, symbols
 from ..steps import quantizes
 from ..steps.collectives import ALL_GATHER, GATHER_COPY, PLACEHOLDER
 from .draft import Draft, NotPossible
+from .share_amaxes import share_amax_of_input
 from .tensor_parallel import token_symbols
 
 
@@ -38,19 +39,25 @@ def take_quantized(draft: Draft) -> Draft:
         quantize_input=(step,),
         input_copies=tuple(name for copy in step.copies for name in copy.buffers),
     )
-    exchanges = tuple(e for each in draft.exchanges for e in _of_copies(draft, each))
-    return replace(draft, exchanges=exchanges)
+    gathered = next(
+        (e for e in draft.exchanges if (e.kind, e.buffer) == (ALL_GATHER.name, first)), None
+    )
+    if gathered is None:
+        return draft
+    delayed = step.input("amax_history") is not None
+    given = {copy.scale for copy in step.copies} if delayed else {}  # one for all ranks
+    own = (*_of_copies(draft, [name for name in draft.input_copies if name not in given]),)
+    exchanges = (e for each in draft.exchanges for e in (own if each is gathered else (each,)))
+    draft = replace(draft, exchanges=tuple(exchanges))
+    return share_amax_of_input(draft) if delayed else draft
 
 
-def _of_copies(draft: Draft, each: Exchange) -> Iterator[Exchange]:
-    """What ranks do with the copies of the first input, where they gather its rows."""
-    if each.kind != ALL_GATHER.name or each.buffer != draft.inputs[0]:
-        yield each
-        return
+def _of_copies(draft: Draft, copies: Iterable[str]) -> Iterator[Exchange]:
+    """What ranks do with the first input and buffers of its copies, to have those of all rows."""
     (tokens,) = token_symbols(draft)
-    found = {name: _along(draft, name, tokens) for name in draft.input_copies}
+    found = {name: _along(draft, name, tokens) for name in copies}
     rows = lcm(*(unit for _, _, unit in found.values()))
-    yield Exchange(PLACEHOLDER.name, each.buffer, True, (("rows", str(rows)),))
+    yield Exchange(PLACEHOLDER.name, draft.inputs[0], True, (("rows", str(rows)),))
     for name, (dim, tail, _) in found.items():
         attributes = (("dim", str(dim)), ("tail", str(tail)))
         yield Exchange(GATHER_COPY.name, name, True, attributes)

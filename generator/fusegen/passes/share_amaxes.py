@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from ..ir.buffers import Buffer
 from ..ir.dtypes import DType
-from ..ir.segments import Collective, Group
+from ..ir.naming import QUANTIZE_INPUT, UPDATE_STATE
+from ..ir.segments import TENSOR_GROUP, Collective, Group
 from ..ir.shapes import Expr, Shape, add
 from ..ir.step import Operand, Result, Step
 from ..steps import quantizes
@@ -28,31 +29,37 @@ def share_amaxes(draft: Draft) -> Draft:
     """Put a collective between the steps that quantise and the state that they move on."""
     forward = _shared(draft, draft.forward, flags_of(draft))
     backward = _shared(draft, draft.backward, ())
-    found = {"forward": forward, "backward": backward}
-    collectives = tuple(
-        Collective(
-            ALL_REDUCE.name,
-            direction,
-            tuple(each.operands),
-            tuple(each.results),
-            _future(direction),
-            AMAX_GROUP,
-            (("op", "max"),),
-        )
-        for direction, each in found.items()
-        if each.operands
+    draft = replace(draft, forward=forward.all_steps, backward=backward.all_steps)
+    return _reduced(
+        _reduced(draft, "forward", forward, AMAX_GROUP), "backward", backward, AMAX_GROUP
     )
-    buffers = {name: buffer for each in found.values() for name, buffer in each.buffers.items()}
-    futures = {
-        _future(direction): Buffer(_future(direction), DType.FLOAT32, Shape(None, (each.length,)))
-        for direction, each in found.items()
-        if each.length is not None
-    }
+
+
+def share_amax_of_input(draft: Draft) -> Draft:
+    """The same of the step that quantises the first input, over ranks that have parts of weights:
+    their tokens have one scale."""
+    found = _shared(draft, draft.quantize_input, (UPDATE_STATE,))
+    draft = replace(draft, quantize_input=found.all_steps)
+    return _reduced(draft, QUANTIZE_INPUT, found, TENSOR_GROUP)
+
+
+def _reduced(draft: Draft, direction: str, found: _Shared, group: Group) -> Draft:
+    """The draft with the collective of a direction, if it has amaxes."""
+    if found.length is None:
+        return draft
+    future = Buffer(f"{direction}_amaxes", DType.FLOAT32, Shape(None, (found.length,)))
+    collective = Collective(
+        ALL_REDUCE.name,
+        direction,
+        tuple(found.operands),
+        tuple(found.results),
+        future.name,
+        group,
+        (("op", "max"),),
+    )
     return replace(
-        draft.with_buffers(buffers | futures),
-        forward=(*forward.steps, *forward.updates),
-        backward=(*backward.steps, *backward.updates),
-        collectives=(*draft.collectives, *collectives),
+        draft.with_buffers({**found.buffers, future.name: future}),
+        collectives=(*draft.collectives, collective),
     )
 
 
@@ -74,6 +81,11 @@ class _Shared:
     results: list[str] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     length: Expr | None = None
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps of the direction."""
+        return (*self.steps, *self.updates)
 
 
 def _shared(draft: Draft, steps: tuple[Step, ...], asking: tuple[str, ...]) -> _Shared:
@@ -130,7 +142,3 @@ def _update(step: Step, amax: str, when: tuple[str, ...]) -> Step:
         mutates=tuple(operand.buffer for operand in states),
         attributes=role_attribute(step.copies[0].role),
     )
-
-
-def _future(direction: str) -> str:
-    return f"{direction}_amaxes"

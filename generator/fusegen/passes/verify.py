@@ -142,8 +142,8 @@ def _quantize_input(draft: Draft) -> View:
     return View(
         name=QUANTIZE_INPUT,
         steps=draft.quantize_input,
-        given=_always((*given, *_states(draft))),
-        results=_always(draft.input_copies),
+        given=_always((*given, *_states(draft), *draft.received(QUANTIZE_INPUT))),
+        results=_always(draft.input_copies) | _sent(draft, draft.quantize_input),
         owned=frozenset(_states(draft)),
     )
 

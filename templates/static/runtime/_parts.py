@@ -168,12 +168,12 @@ class Part(KeepsBuffers):
         return run(x, self)
 
 
-def call(run: Callable[..., Any], x: Tensor, *parts: Any) -> Any:
+def call(run: Callable[..., Any], x: Any, *parts: Any) -> Any:
     """`run(x, *parts)` inside the forward of each part, the first one outermost.
 
     Args:
         run: given x and for each part the innermost one, below all wrappers.
-        x: of the module.
+        x: of the module, a tensor or its copies.
         parts: submodules, perhaps wrapped.
     """
     wrapped = _has_any_global_hook()

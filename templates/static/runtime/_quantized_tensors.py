@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+
+
+Scales = TypeVar("Scales", Tensor, Tensor | None)
 
 
 class QuantizedTensor(NamedTuple):
@@ -129,7 +132,7 @@ def refuse_rowwise(cell: str, name: str) -> NoReturn:
     )
 
 
-def typed(scales: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def typed(scales: Scales, dtype: torch.dtype) -> Scales:
     """Scales of 8 bits as the type that a module takes them in, E8M0 or bytes."""
     if scales is None or scales.dtype == dtype or scales.element_size() > 1:
         return scales

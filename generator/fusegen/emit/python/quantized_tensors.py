@@ -12,9 +12,11 @@ from ...ir.names import plain
 from ...ir.naming import UPDATE_STATE, need
 from ...ir.plan import ModulePlan
 from ...ir.quantization import Orientation, Role
+from ...ir.segments import Group
 from ...ir.shapes import symbols
 from ...ir.step import Copy
 from .conditions import any_of
+from .directions import groups_of
 from .states import StateText
 from .words import (
     ProgramText,
@@ -71,6 +73,8 @@ class QuantizedInputText:
         asked: what ``quantize_input`` does.
         asks: the op's flag that asks for the columnwise copy; empty where it has none.
         updates: its flag that lets states move on; empty where it has none.
+        process_groups: that its function takes.
+        one_scale: what is the same on all ranks, and has to be in copies that come.
         groups: sizes of the groups of rows; empty where there are none.
     """
 
@@ -88,6 +92,8 @@ class QuantizedInputText:
     asked: tuple[str, ...]
     asks: str
     updates: str
+    process_groups: tuple[Group, ...]
+    one_scale: tuple[str, ...]
     groups: str
 
 
@@ -161,6 +167,8 @@ def quantized_input_text(
     condition = any_of(tuple(flag for flag in every if flag in needed) or every)
     spelled = {plain(flag): flag for flag in program.flags}
     wanted = {Orientation.COLUMNWISE.value: condition, UPDATE_STATE: any_of(every)}
+    groups = groups_of(plan.direction(program.name))
+    names = tuple(group.name for group in groups)
     first, *others = (argument.buffer for argument in program.arguments)
     tensors = (f"{first}.detach()", *others)
     changed = {*program.mutated}
@@ -173,12 +181,14 @@ def quantized_input_text(
         states=tuple(state for state in states if state.argument in changed),
         copies=texts,
         columnwise=(f"({condition})" if " " in condition else condition) if columnwise else "",
-        keyword_only=bool(changed or program.flags),
+        keyword_only=bool(changed or program.flags or groups),
         widened=tuple(each for each in widened if each.name in others),
-        wanted=(*tensors, *(wanted[flag] for flag in spelled)),
-        asked=(*tensors, *program.flags),
+        wanted=(*tensors, *(wanted[flag] for flag in spelled), *names),
+        asked=(*tensors, *program.flags, *names),
         asks=asks,
         updates=spelled.get(UPDATE_STATE, ""),
+        process_groups=groups,
+        one_scale=tuple(copy.scale for copy in copies[:1] if groups),
         groups=copies[0].groups or "",
     )
 
