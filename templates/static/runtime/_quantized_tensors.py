@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-
 Scales = TypeVar("Scales", Tensor, Tensor | None)
 
 
