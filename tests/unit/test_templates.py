@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import marshal
@@ -21,7 +22,7 @@ from jinja2 import nodes
 
 import fusegen
 from fusegen.checks.load import load
-from fusegen.emit.bundle import render_bundle
+from fusegen.emit.bundle import imported, render_bundle
 from fusegen.emit.fileset import RenderError
 from fusegen.emit.render import Renderer, _layer
 from fusegen.ir.naming import Cell
@@ -398,3 +399,22 @@ def test_the_walk_finds_what_is_wrong() -> None:
         "Greeting has no nothing (line 1)",
         "unknown name z (line 1)",
     ]
+
+
+@pytest.mark.parametrize("folder", ["integrations", "reference", "runtime", "sharding"])
+def test_imports_of_static_files_are_found(folder: str) -> None:
+    """What a bundle has of a folder is what its files import, or it could not be imported."""
+    for path, text in Renderer([FOLDER]).static(folder).items():
+        if not path.endswith(".py"):
+            continue
+        neighbours = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and node.level
+        ]
+        names = {n for node in neighbours for n in ([node.module] if node.module else _names(node))}
+        assert names == {*imported(text)}, path
+
+
+def _names(node: ast.ImportFrom) -> list[str]:
+    return [alias.name for alias in node.names]

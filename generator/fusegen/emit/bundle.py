@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.kernel_set import KernelSet, KernelUnit
@@ -46,7 +46,7 @@ _KINDS = {
 }
 
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
-_IMPORT = re.compile(r"^from \.\.? import (\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^from \.\.?(\w*) import (\w+(?:, \w+)*)", re.MULTILINE)
 _BUILD_FILES = {"CMakeLists.txt", "exports.map", "digests.cpp"}
 
 _SOURCES = "csrc/sources.cmake"
@@ -131,12 +131,12 @@ def render_bundle(
     for plan, own in zip(plans, named, strict=True):
         files += _cell(own, tuple(explain(plan)), renderer, inner)
     files += _integrations(context, renderer)
-    files += _statics(renderer, "runtime", files, owners, _IMPORT, set(), target="")
-    files += _statics(renderer, "reference", files, owners, _IMPORT, {"__init__.py"})
-    files += _statics(renderer, "sharding", files, owners, _IMPORT, {"__init__.py"})
+    files += _statics(renderer, "runtime", files, owners, imported, set(), target="")
+    files += _statics(renderer, "reference", files, owners, imported, {"__init__.py"})
+    files += _statics(renderer, "sharding", files, owners, imported, {"__init__.py"})
     if arch.has_kernels:
         files += _compiled(named, context, arch, renderer)
-        files += _statics(renderer, "csrc", files, owners, _INCLUDE, _BUILD_FILES)
+        files += _statics(renderer, "csrc", files, owners, _INCLUDE.findall, _BUILD_FILES)
     digests = _digests(plans, files, arch)
     if arch.has_kernels:
         cells = tuple(
@@ -183,7 +183,7 @@ def _statics(
     folder: str,
     files: list[tuple[str, Artifact]],
     owners: tuple[str, ...],
-    pattern: re.Pattern[str],
+    named: Callable[[str], Iterable[str]],
     always: set[str],
     target: str | None = None,
 ) -> Iterator[tuple[str, Artifact]]:
@@ -193,7 +193,7 @@ def _statics(
     """
     target = f"{folder}/" if target is None else target
     texts = [artifact.text for path, artifact in files if path.startswith(target)]
-    wanted = always | _reachable(renderer.static(folder), texts, pattern)
+    wanted = always | _reachable(renderer.static(folder), texts, named)
     yield from _copies(renderer, folder, target, owners, wanted)
 
 
@@ -266,14 +266,20 @@ def _copies(
             yield f"{target}{name}", Artifact(text, ArtifactKind.STATIC, owners, source)
 
 
+def imported(text: str) -> Iterator[str]:
+    """Neighbours that a file of Python imports, or names of, which may be modules."""
+    for module, names in _IMPORT.findall(text):
+        yield from (module,) if module else names.split(", ")
+
+
 def _reachable(
-    static: Mapping[str, str], texts: Iterable[str], pattern: re.Pattern[str]
+    static: Mapping[str, str], texts: Iterable[str], named: Callable[[str], Iterable[str]]
 ) -> set[str]:
     """Static files that texts refer to, and those that these refer to in turn."""
     found: set[str] = set()
     waiting = list(texts)
     while waiting:
-        for name in pattern.findall(waiting.pop()):
+        for name in named(waiting.pop()):
             path = next((p for p in (name, f"{name}.py") if p in static), None)
             if path is not None and path not in found:
                 found.add(path)
@@ -359,7 +365,7 @@ def _integration(
     yield stated
     static = renderer.static("integrations")
     texts = (static[name], stated[1].text)
-    wanted = {name} | _reachable(static, texts, _IMPORT)
+    wanted = {name} | _reachable(static, texts, imported)
     yield from _copies(renderer, "integrations", "integrations/", owners, wanted)
 
 
@@ -402,7 +408,7 @@ def render_kernels(
                 path, artifact = _unit(renderer, unit, namespace, (), sources)
                 files.setdefault(path, artifact)
     units = [*files.items()]
-    return FileSet((*units, *_statics(renderer, "csrc", units, (), _INCLUDE, set())))
+    return FileSet((*units, *_statics(renderer, "csrc", units, (), _INCLUDE.findall, set())))
 
 
 def _unit_path(unit: KernelUnit) -> str:
