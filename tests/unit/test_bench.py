@@ -1057,6 +1057,7 @@ def test_what_a_forward_holds_is_counted_before_the_backward(
 
 @pytest.fixture
 def dispatch(benchmarks: bench.Benchmarks) -> Any:
+    """Of the fast tests alone: others import a library that is called `kernels`, too."""
     return benchmarks.module("kernels.dispatch")
 
 
@@ -1079,7 +1080,6 @@ def test_what_ships_has_the_formats_of_its_recipes(dispatch: Any) -> None:
 GENERATED_HEADERS = sorted((ROOT / "generated" / ARCH / "csrc" / "dispatch").glob("gemm_fp8_*.h"))
 
 
-@pytest.mark.slow
 def test_gemms_go_through_the_dispatch_functions(dispatch: Any, tmp_path: Path) -> None:
     """Kernels are made up: each says its name, which is that of the tile the rules choose."""
     kernels = bench.find().module("kernels.fp8_kernels")
