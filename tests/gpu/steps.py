@@ -183,11 +183,13 @@ def suites_of(folder: Path) -> list[Suite]:
     """The generated tests of a bundle and those of this folder that its cells have.
 
     A bundle of further cells has its own alone: the modules and recipes are the committed one's.
+    So has one of a few cells that stand for an architecture.
     """
     key = bundles.key_of(folder).replace(" ", "_")
     # What runs on the CPU runs there in every test; here it would only keep the GPU waiting.
     suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
-    if bundles.kind_of(folder) != bundles.EVIDENCE:
+    further = bundles.kind_of(folder) == bundles.EVIDENCE
+    if not further and bundles.cells_of(folder, "grouped_linear"):  # what the tests here run
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
         suites.append(Suite(f"{key}.gpu", HERE, folder, (f"--ignore={LARGE}",), chosen))
         if bundles.has_shipped(folder):

@@ -387,6 +387,9 @@ def test_bundles_are_told_apart_by_their_keys(
     keys = [bundles.key_of(folder) for folder in made]
     assert keys == ["sm_90a", "sm_90a evidence", "sm_90a written"]
     assert [bundles.folder_of(key) for key in keys] == made
+    assert [len(steps.suites_of(folder)) for folder in made] == [1, 1, 1]  # nothing to run here
+    for folder in made:
+        (folder / "grouped_linear__mx.py").write_text("")
     suites = [[suite.name for suite in steps.suites_of(folder)] for folder in made]
     assert suites == [
         ["sm_90a.generated", "sm_90a.gpu"],
