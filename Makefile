@@ -13,6 +13,9 @@ TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml)
 BUNDLES := $(filter-out $(dir $(wildcard generated/*/manifest.json)),$(wildcard generated/*/))
 INPUTS := pyproject.toml constraints.txt Makefile
 
+# Tests are imported by two processes in each of several tiers, and pytest's rewriting of them takes minutes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-broad test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small model with mixture-of-experts layers of plain PyTorch and with generated ones.

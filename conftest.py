@@ -63,21 +63,21 @@ class Record:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     tiers = config.stash[CHOSEN]
-    spared = sum(map(len, spared_cells().values())) if OPTIONS in tiers else 0
-    names = ", ".join(tier.name for tier in tiers)
-    return f"tier: {names}; {spared} cells have a twin that is tested for them" if tiers else None
+    return f"tier: {', '.join(tier.name for tier in tiers)}" if tiers else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what has no test of the tiers, and cells whose twin is tested, before the import."""
     tiers = config.stash[CHOSEN]
     if not tiers or not collection_path.is_relative_to(ROOT) or collection_path == ROOT:
         return None
-    return None if may_hold(tiers, collection_path.relative_to(ROOT).as_posix()) else True
+    held = may_hold(tiers, collection_path.relative_to(ROOT).as_posix())
+    return None if held and not is_spared(collection_path) else True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other tiers, and of cells whose twin is tested; long files go first.
+    """Leave out the tests of other tiers; long files go first.
 
     Raises:
         UsageError: a test is in no tier.
@@ -87,8 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     kept, left = [], []
     for item, tier in with_tiers(items):
-        wanted = tier in tiers and not is_spared(item.path)
-        (kept if wanted else left).append(item)
+        (kept if tier in tiers else left).append(item)
     items[:] = sorted(kept, key=lambda item: not is_long(item.path))
     config.hook.pytest_deselected(items=left)
 
@@ -156,4 +155,4 @@ def is_long(path: Path) -> bool:
 def is_spared(path: Path) -> bool:
     """Whether a file tests a cell whose twin is tested."""
     others = path.is_relative_to(ROOT / "generated") and not path.is_relative_to(CPU)
-    return others and cell_of(path) in spared_cells().get(path.parent, set())
+    return others and path.name.startswith("test_") and cell_of(path) in spared_cells().get(path.parent, set())

@@ -162,6 +162,15 @@ def test_checks_of_sizes_are_no_difference_where_both_cells_have_them(
     assert twins(other, strict) == {"linear__bf16"}
 
 
+def test_files_that_the_other_bundle_has_beside_are_no_difference(
+    copies: tuple[Path, Path],
+) -> None:
+    bundle, other = copies
+    (bundle / "reference" / "_sums.py").unlink()
+    assert twins(bundle, other) == {"linear__bf16"}
+    assert twins(other, bundle) == set()
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
