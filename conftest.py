@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tiers import (
     LONGEST,
-    OPTIONS,
     TIERS,
     Tier,
     cell_of,
@@ -67,7 +66,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what has no test of the tiers, and cells whose twin is tested, before the import."""
+    """Import neither what has no test of the tiers nor the tests of a cell whose twin is tested."""
     tiers = config.stash[CHOSEN]
     if not tiers or not collection_path.is_relative_to(ROOT) or collection_path == ROOT:
         return None
@@ -155,4 +154,8 @@ def is_long(path: Path) -> bool:
 def is_spared(path: Path) -> bool:
     """Whether a file tests a cell whose twin is tested."""
     others = path.is_relative_to(ROOT / "generated") and not path.is_relative_to(CPU)
-    return others and path.name.startswith("test_") and cell_of(path) in spared_cells().get(path.parent, set())
+    return (
+        others
+        and path.name.startswith("test_")
+        and cell_of(path) in spared_cells().get(path.parent, set())
+    )

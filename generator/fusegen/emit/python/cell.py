@@ -46,6 +46,8 @@ from .words import (
     TensorText,
     WidenedText,
     attribute_text,
+    given_inputs,
+    given_tensors,
     pieces,
     program_text,
     return_annotation,
@@ -376,8 +378,8 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         drawn=tuple(DrawnText(name, to_python(_elements(plan, name))) for name in plan.drawn),
         untouched=_untouched(plan),
         arguments=tuple(_or_copies(plan, by_name[name]) for name in plan.called_with),
-        given_tensors=tuple(_given(plan, name) for name in plan.inputs),
-        given_inputs=_refused(plan),
+        given_tensors=given_tensors(plan, plan.inputs),
+        given_inputs=given_inputs(plan, plan.inputs),
         attributes=tuple(attribute_text(a) for a in plan.attributes),
         bounded=tuple(attribute_text(a) for a in plan.attributes if a.range),
         states=states,
@@ -457,19 +459,6 @@ def _called_with(plan: ModulePlan, name: str) -> str:
     copies = " | QuantizedTensor" if plan.input_copies and name == plan.inputs[0] else ""
     absent = " | None = None" if name in (*plan.drawn, *plan.optional_inputs) else ""
     return f"{name}: Tensor{copies}{absent}"
-
-
-def _given(plan: ModulePlan, name: str) -> str:
-    """The condition that an input is a tensor, or left out where it may be."""
-    optional = name in plan.optional_inputs
-    return f"isinstance({name}, Tensor{' | None' if optional else ''})"
-
-
-def _refused(plan: ModulePlan) -> tuple[str, ...]:
-    """What is said of inputs that are no tensors, and which ones may be left out."""
-    inputs = tuple(f'("{name}", {name})' for name in plan.inputs)
-    names = "".join(f'"{name}", ' for name in plan.optional_inputs)
-    return (*inputs, f"optional=({names})") if names else inputs
 
 
 def widened_texts(plan: ModulePlan) -> tuple[WidenedText, ...]:

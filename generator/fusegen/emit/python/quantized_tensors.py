@@ -23,6 +23,8 @@ from .words import (
     TensorText,
     WidenedText,
     bind_lines,
+    given_inputs,
+    given_tensors,
     program_text,
     shape_source,
     tensor_text,
@@ -171,13 +173,14 @@ def quantized_input_text(
     names = tuple(group.name for group in groups)
     first, *others = (argument.buffer for argument in program.arguments)
     tensors = (f"{first}.detach()", *others)
+    unchanged = tuple(each.name for each in printed.unchanged)
     changed = {*program.mutated}
     return QuantizedInputText(
         program=printed,
         format=_format(plan, copies),
         tensors=printed.unchanged,
-        given_tensors=tuple(f"isinstance({each.name}, Tensor)" for each in printed.unchanged),
-        given_inputs=tuple(f'("{each.name}", {each.name})' for each in printed.unchanged),
+        given_tensors=given_tensors(plan, unchanged),
+        given_inputs=given_inputs(plan, unchanged),
         states=tuple(state for state in states if state.argument in changed),
         copies=texts,
         columnwise=(f"({condition})" if " " in condition else condition) if columnwise else "",

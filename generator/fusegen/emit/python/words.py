@@ -182,6 +182,20 @@ def tensor_text(plan: ModulePlan, argument: Argument) -> TensorText:
     )
 
 
+def given_tensors(plan: ModulePlan, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Conditions that inputs are tensors, or left out where they may be."""
+    optional = {*plan.optional_inputs}
+    types = ((name, "Tensor | None" if name in optional else "Tensor") for name in names)
+    return tuple(f"isinstance({name}, {allowed})" for name, allowed in types)
+
+
+def given_inputs(plan: ModulePlan, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What is said of inputs that are no tensors, and which ones may be left out."""
+    inputs = tuple(f'("{name}", {name})' for name in names)
+    optional = "".join(f'"{name}", ' for name in plan.optional_inputs if name in names)
+    return (*inputs, f"optional=({optional})") if optional else inputs
+
+
 def attribute_text(attribute: Attribute) -> AttributeText:
     """A scalar keyword as a signature shows it."""
     within = (f"{end:g}" for end in attribute.range or ())
