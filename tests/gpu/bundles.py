@@ -25,6 +25,8 @@ RECORD = ROOT / "docs" / "architectures.json"
 # them: what each holds. There is one of each kind per architecture.
 EVIDENCE = "evidence"
 WRITTEN = "written"
+WHOLE = "whole"
+"""The bundle of an architecture of which the committed one holds a part (whole.py)."""
 TWIN = "twin"
 """The bundle of an architecture that no GPU here runs, compiled for one that is here: with matrix
 instructions in software, and all else as it is."""
@@ -33,6 +35,7 @@ TWINS = {"sm_100a": "sm_90a_tcgen05", "sm_120a": "sm_90a_twin"}
 FURTHER = {
     EVIDENCE: "further cells",
     WRITTEN: "specs of tests: chains, recipes, extension",
+    WHOLE: "every module and recipe",
     TWIN: "matrix instructions in software",
 }
 MANIFEST = "manifest.json"
@@ -131,12 +134,18 @@ def library_of(folder: Path) -> Path | None:
 def bundles_to_test(capability: tuple[int, int]) -> list[Path]:
     """Built bundles that a device of this capability runs, or the one that is asked for.
 
-    Those whose machine code it runs come first.
+    Those whose machine code it runs come first; one that is whole takes the place of its part.
     """
     wanted = os.environ.get(BUNDLE_VARIABLE)
-    folders = [Path(wanted).resolve()] if wanted else compiled_bundles()
+    folders = [Path(wanted).resolve()] if wanted else [*map(_whole, compiled_bundles())]
     codes = {folder: code_on(folder, capability) for folder in folders if library_of(folder)}
     return [folder for code in Code for folder in folders if codes.get(folder) is code]
+
+
+def _whole(folder: Path) -> Path:
+    """The bundle of which this one is a part, where it has been built."""
+    whole = BUILD / WHOLE / folder.name
+    return whole if is_representative(folder) and library_of(whole) else folder
 
 
 def quantized_bundles() -> list[Path]:

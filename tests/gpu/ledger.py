@@ -16,7 +16,9 @@ find lies in `build/gpu`, where `record` reads it.
 
 There are the committed bundles and two further ones of each architecture, which no user has but
 whoever asks for their cells: every option, usual combinations of options and every activation
-(evidence.py), and what users may write themselves (written.py).
+(evidence.py), and what users may write themselves (written.py).  Of an architecture of which a part
+is committed there is one with all modules and recipes (whole.py), which is generated where `build`
+is asked for it by name or finds such a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import groupby
@@ -120,21 +122,26 @@ def further_bundles() -> list[Path]:
     sys.path.insert(0, str(bundles.ROOT / "generator"))
     import evidence
     import twin
+    import whole
     import written
 
-    twin.generate(
-        arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in load()
-    )
-    whole = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
-    archs = [folder.name for folder in whole]
+    ran = load()
+    twin.generate(arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in ran)
+    whole.generate(arch for arch in _parts() if f"{arch} {bundles.WHOLE}" in ran)
+    every = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
+    archs = [folder.name for folder in every]
     evidence.generate(archs)
     written.generate(archs)
     return bundles.further_bundles()
 
 
+def _parts() -> list[str]:
+    """Architectures of which a part is committed."""
+    return [each.name for each in bundles.compiled_bundles() if bundles.is_representative(each)]
+
+
 def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
-    """What the files of one bundle, those of its twin and the ledger say."""
-    twin = bundles.BUILD / bundles.TWIN / bundles.TWINS.get(folder.name, "none")
+    """What the files of one bundle, those of the bundles that speak for it and the ledger say."""
     return matrix.BundleFacts(
         arch=folder.name,
         cells=tuple(matrix.read_cells((folder / "README.md").read_text("utf-8"))),
@@ -142,9 +149,20 @@ def facts_of(folder: Path, entries: Entries) -> matrix.BundleFacts:
         hashes=hash_units(folder),
         entries=entries.get(bundles.key_of(folder), {}),
         digests=_digests_of(folder / bundles.MANIFEST),
-        twin=facts_of(twin, entries) if twin.is_dir() else None,
+        others=tuple((words, facts_of(o, entries)) for words, o in _others(folder)),
         compiled=_all_compiled(folder.name),
     )
+
+
+def _others(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Bundles that speak for a committed one, behind the words that they are called by."""
+    if bundles.kind_of(folder):
+        return
+    named = {
+        "every module and recipe:": bundles.BUILD / bundles.WHOLE / folder.name,
+        "its": bundles.BUILD / bundles.TWIN / bundles.TWINS.get(folder.name, "none"),
+    }
+    yield from ((words, other) for words, other in named.items() if other.is_dir())
 
 
 def _digests_of(manifest: Path) -> tuple[matrix.Cell, ...]:
@@ -251,6 +269,12 @@ def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
         import twin
 
         twin.generate(arch for arch in bundles.TWINS if arch in committed)
+    wholes = [each for each in _parts() if f"{each} {bundles.WHOLE}" in wanted]
+    wholes += [] if wanted else filter(steps.is_here, _parts())
+    if wholes:
+        import whole
+
+        whole.generate(wholes)
     further = (
         {}
         if {*wanted} <= {*committed} and wanted

@@ -68,7 +68,8 @@ class BundleFacts:
         hashes: of the units as they are.
         entries: of the ledger.
         digests: cells that its manifest has.
-        twin: what is known of its twin; None where there is none.
+        others: what is known of bundles that speak for it, which hold more cells or ran as twins,
+            each behind the words that it is called by.
         compiled: whether every cell of the architecture was compiled, with those of the manifest.
     """
 
@@ -78,7 +79,7 @@ class BundleFacts:
     hashes: Mapping[str, str]
     entries: Mapping[str, Entry]
     digests: tuple[Cell, ...] = ()
-    twin: BundleFacts | None = None
+    others: tuple[tuple[str, BundleFacts], ...] = ()
     compiled: bool = False
 
     def evidence(self, cell: Cell) -> str:
@@ -93,24 +94,24 @@ class BundleFacts:
         return f"{cell.status}, {self.said(cell.name)}"
 
     def _of_digest(self, cell: Cell) -> str:
-        """Of one without files here; its twin may have some."""
+        """Of one without files here; others may have some."""
         if cell.status == "unsupported":
             return cell.status
         never = "compiled only" if self.compiled else "generated only"
-        return f"{cell.status}, {self._of_twin(cell.name) or never}"
+        return f"{cell.status}, {self._elsewhere(cell.name) or never}"
 
     def said(self, cell: str) -> str:
         """What ran of a cell with kernels, in few words."""
         state = self.state(cell)
         if state is State.NEVER:
-            return self._of_twin(cell) or "compiled only"
+            return self._elsewhere(cell) or "compiled only"
         ran = self._ran(self._units(cell))
         return f"{ran}, changed since" if state is State.STALE else ran
 
-    def _of_twin(self, cell: str) -> str:
-        """What ran of the cell's twin; empty where nothing did."""
-        twin = self.twin
-        return twin.said(cell) if twin and twin.state(cell) is not State.NEVER else ""
+    def _elsewhere(self, cell: str) -> str:
+        """What ran of the cell in the others; empty where nothing did."""
+        ran = (o.said(cell) for _, o in self.others if o.state(cell) is not State.NEVER)
+        return next(ran, "")
 
     @property
     def ran(self) -> str:
@@ -132,12 +133,15 @@ class BundleFacts:
         return self.owners.get(cell, set()) & self.hashes.keys()
 
     def run(self) -> str:
-        """Where and when the bundle ran last."""
+        """Where and when the bundle ran last, and what speaks for it."""
         if not self.hashes:
             return "the PyTorch reference; runs in every test"
+        others = (f"{words} {other.run()}" for words, other in self.others if other.entries)
+        return "; ".join([self._run(), *others])
+
+    def _run(self) -> str:
         if not self.entries:
-            never = "compiled only: it has run on no GPU yet"
-            return f"{never}; its {self.twin.run()}" if self.twin and self.twin.entries else never
+            return "compiled only: it has run on no GPU yet"
         latest = max(self.entries.values(), key=lambda entry: entry.date)
         ran = (
             f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "

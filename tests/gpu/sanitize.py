@@ -223,8 +223,11 @@ def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Ca
 
 
 def known_units(folder: Path) -> set[str]:
-    """Units of a further bundle that are, as they are, in the committed bundle, too."""
-    if not bundles.kind_of(folder):
+    """Units of a further bundle that are, as they are, in the committed bundle, too.
+
+    One that is whole runs in the place of its part.
+    """
+    if bundles.kind_of(folder) in ("", bundles.WHOLE):
         return set()
     committed = hash_units(bundles.GENERATED / folder.name)
     return {unit for unit, value in hash_units(folder).items() if committed.get(unit) == value}

@@ -94,10 +94,9 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     if not committed:
         raise LedgerError(f"no bundle in generated/ runs on capability {capability}")
     for folder in () if wanted else committed:
-        for kind, what in bundles.FURTHER.items():
-            if kind == bundles.TWIN:  # of GPUs that are not here
-                continue
+        for kind in _kinds_beside(folder, capability):
             if bundles.BUILD / kind / folder.name not in found:
+                what = bundles.FURTHER[kind]
                 raise LedgerError(f"{folder.name}: no bundle of {what}; run: {LEDGER} build")
     names = [bundles.key_of(folder) for folder in found]
     for name in wanted:
@@ -107,6 +106,24 @@ def bundles_here(wanted: Sequence[str] = ()) -> list[Path]:
     for folder in found:
         verify_build(folder)
     return found
+
+
+def is_here(arch: str) -> bool:
+    """Whether the GPU of this machine, if it has one, is of an architecture."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    capability = torch.cuda.get_device_capability()
+    return bundles.code_on(bundles.GENERATED / arch, capability) is bundles.Code.SASS
+
+
+def _kinds_beside(folder: Path, capability: tuple[int, int]) -> tuple[str, ...]:
+    """The further bundles that a GPU tests beside a committed one."""
+    if not bundles.is_representative(folder):
+        return (bundles.EVIDENCE, bundles.WRITTEN)
+    own = bundles.code_on(folder, capability) is bundles.Code.SASS
+    return (bundles.WHOLE,) if own else ()
 
 
 # ---- what a step found

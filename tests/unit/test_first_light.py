@@ -25,6 +25,9 @@ FAMILIES = (
 )
 
 
+_VERBS = ("build", "test", "build", "test", "sanitize")
+
+
 def run(*words: str) -> Result:
     return CliRunner().invoke(cli.program, ["bench", "--first-light", *words])
 
@@ -58,6 +61,14 @@ def test_a_dry_run_prints_the_commands() -> None:
         "python tests/gpu/ledger.py readme",
         "python docs/pages.py",
     ]
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_100a", "sm_120a"])
+def test_of_a_part_that_is_committed_the_whole_runs(arch: str) -> None:
+    """The tests of kernels are of modules that the part has not."""
+    lines = [step.line for step in first_light(arch, dry_run=True)]
+    whole = [f"python tests/gpu/ledger.py {verb} '{arch} whole'" for verb in _VERBS]
+    assert [line for line in lines if "ledger.py" in line][:5] == whole
 
 
 def test_a_plan_as_data() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fusegen.emit.text.escape import cmake
+from fusegen.ir.naming import Cell
 from fusegen.spec.arch import ArchSpec
 from fusegen.spec.editions import CURRENT
 
@@ -290,6 +291,107 @@ def test_every_twin_has_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bundles, "BUILD", tmp_path)
     twin.generate(["sm_120a"])
     assert made == [tmp_path / "twin"]
+
+
+# ---- what is whole
+
+
+PART = {
+    "README.md": "| [`linear__bf16`](linear__bf16.py) | `Linear` | bf16 | native |\n",
+    "fusegen.lock": json.dumps({"files": {}}),
+    "manifest.json": json.dumps(
+        {
+            "cells": {
+                "silu__bf16": "native 1",
+                "silu__mx": "unsupported: no",
+                "linear__bf16__debug": "native 2",
+            }
+        }
+    ),
+}
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A committed bundle that holds a part, beside the whole one, neither of which has run."""
+    repository(tmp_path, monkeypatch)
+    return write(tmp_path / "generated" / "sm_89", {**FILES, **PART, "csrc/sources.cmake": ADA})
+
+
+ADA = "set(FUSEGEN_GENCODE arch=compute_89,code=[sm_89,compute_89])\n"
+
+
+def wholly(tmp_path: Path) -> Path:
+    texts = {**FILES, "csrc/sources.cmake": ADA, "README.md": "", "fusegen.lock": '{"files": {}}'}
+    return write(tmp_path / "whole" / "sm_89", texts)
+
+
+def test_a_whole_bundle_has_what_is_committed_and_what_has_digests(
+    part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load("whole")
+    wanted = (Cell("linear", "bf16"), Cell("silu", "bf16"))
+    assert whole.cells(part) == wanted
+    made: list[object] = []
+    monkeypatch.setattr(whole.further, "generate", lambda *given: made.append(given))
+    whole.generate([])
+    whole.generate(["sm_89"])
+    assert made == [(bundles.BUILD / "whole", {"sm_89": wanted}, ())]
+
+
+def test_the_digests_that_are_committed_are_of_cells() -> None:
+    """Of every architecture of which a part is: the modules that the tests of kernels are of."""
+    whole = load("whole")
+    parts = [f for f in bundles.compiled_bundles() if bundles.is_representative(f)]
+    assert len(parts) == 3
+    for each in parts:
+        found = whole.cells(each)
+        assert {Cell("grouped_linear", "bf16"), Cell("grouped_linear", "nvfp4")} <= {*found}
+        assert len(found) > 60 and not any(cell.options for cell in found)
+
+
+def test_one_that_is_whole_takes_the_place_of_its_part(
+    part: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(part, {"lib/own.so": ""})
+    assert bundles.bundles_to_test((8, 9)) == [part]
+    whole = wholly(tmp_path)
+    assert bundles.bundles_to_test((8, 9)) == [part], "it is not built"
+    write(whole, {"lib/own.so": ""})
+    assert bundles.bundles_to_test((8, 9)) == [whole]
+    assert sanitize.known_units(whole) == set()
+    assert ledger.main(["report"]) == 0
+
+
+def test_a_gpu_of_which_a_part_is_committed_tests_the_whole(
+    part: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    monkeypatch.setattr(steps, "verify_build", lambda folder: None)
+    with pytest.raises(ledger.LedgerError, match="sm_89: no bundle of every module and recipe"):
+        steps.bundles_here()
+    whole = wholly(tmp_path)
+    assert steps.bundles_here() == [part, whole]
+    assert steps.is_here("sm_89") and not steps.is_here("sm_90a")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    assert steps.bundles_here() == [part, whole], "as PTX, which no bundle has to be whole for"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not steps.is_here("sm_89")
+
+
+def test_what_a_whole_bundle_ran_is_said_of_cells_with_digests(part: Path, tmp_path: Path) -> None:
+    whole = wholly(tmp_path)
+    lock = {f"csrc/{unit}": {"owners": ["silu__bf16"]} for unit in ledger.hash_units(whole)}
+    write(whole, {"fusegen.lock": json.dumps({"files": lock})})
+    known = {unit: entry(value) for unit, value in ledger.hash_units(whole).items()}
+    said = ledger.facts_of(part, {"sm_89 whole": known})
+    (silu, *_) = said.digests
+    assert said.evidence(silu) == "native, ran on H200"
+    assert said.run().startswith(
+        "compiled only: it has run on no GPU yet; every module and recipe: ran on NVIDIA H200"
+    )
+    assert ledger.facts_of(part, {}).evidence(silu) == "native, compiled only"
 
 
 def test_columns_stand_in_the_order_of_capabilities() -> None:
@@ -694,7 +796,7 @@ def test_what_a_twin_ran_is_said_of_cells_that_never_ran() -> None:
     twin = replace(facts(ran), owners={**facts(ran).owners, "linear__fp8": {"a.cu"}})
     new = replace(
         facts({}, "sm_120a"),
-        twin=twin,
+        others=(("its", twin),),
         digests=tuple(matrix.read_manifest(json.dumps({"cells": manifest}))),
     )
     assert matrix.matrix([new]).splitlines()[2:] == [
@@ -711,10 +813,10 @@ def test_what_a_twin_ran_is_said_of_cells_that_never_ran() -> None:
         " 2026-11-20; 7 tests; compute-sanitizer: memcheck clean; some never ran",
     ]
     stale = replace(twin, entries={**ran, "b.cu": replace(entry("old"), code="twin")})
-    said = matrix.matrix([replace(new, twin=stale)])
+    said = matrix.matrix([replace(new, others=(("its", stale),))])
     assert "| `linear` | `mxfp8` | emulated, twin ran on H200, changed since |" in said
     assert "| native, compiled only |" in matrix.matrix([replace(new, compiled=True)])
-    assert "twin" not in matrix.matrix([replace(new, twin=None)])
+    assert "twin" not in matrix.matrix([replace(new, others=())])
 
 
 def test_a_twin_stands_beside_the_bundle_it_is_of(
@@ -739,7 +841,7 @@ def test_a_twin_stands_beside_the_bundle_it_is_of(
     known = {unit: replace(entry(h), code="twin") for unit, h in ledger.hash_units(twin).items()}
     (tmp_path / "ledger.json").write_text(ledger.dump({f"{name} twin": known}, {}))
     said = ledger.facts_of(own, ledger.load())
-    assert bundles.is_representative(own) and said.twin is not None
+    assert bundles.is_representative(own) and [words for words, _ in said.others] == ["its"]
     assert said.run().startswith("compiled only: it has run on no GPU yet; its twin ran on NVIDIA")
     assert [cell.name for cell in said.digests] == ["silu__bf16"] and not said.compiled
     for complete in (True, False):

@@ -7,6 +7,7 @@ fails ends the run, because what follows would say nothing.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..build import gpu
+from ..emit.manifest import MANIFEST
 from ..publish import paths
 from ..publish.folders import BUILTIN, load_specs
 from ..publish.lock import LOCK_NAME
@@ -44,7 +46,9 @@ class Step:
     @property
     def line(self) -> str:
         """The command as a shell takes it."""
-        return command_line(*self.words[1:]) if self.words[0] == _FUSEGEN else " ".join(self.words)
+        return (
+            command_line(*self.words[1:]) if self.words[0] == _FUSEGEN else shlex.join(self.words)
+        )
 
     @property
     def process(self) -> tuple[str, ...]:
@@ -76,12 +80,15 @@ def plan(arch: str, specs: SpecSet) -> tuple[Step, ...]:
                 "generate", "--arch", arch, "--module", "grouped_mlp", "--recipe", "bf16"
             )
         )
-    return tuple(_steps(arch, [name for name, family in spec.kernels.items() if family.kinds]))
+    families = [name for name, family in spec.kernels.items() if family.kinds]
+    is_part = (root / "generated" / arch / MANIFEST).is_file()
+    return tuple(_steps(arch, f"{arch} whole" if is_part else arch, families))
 
 
-def _steps(arch: str, families: Sequence[str]) -> Iterator[Step]:
-    build = Step("compile the bundle", (_PYTHON, _LEDGER, "build", arch))
-    test = Step("run its tests on the GPU", (_PYTHON, _LEDGER, "test", arch))
+def _steps(arch: str, bundle: str, families: Sequence[str]) -> Iterator[Step]:
+    """The steps with a bundle of all modules, by its name in the ledger."""
+    build = Step("compile the bundle", (_PYTHON, _LEDGER, "build", bundle))
+    test = Step("run its tests on the GPU", (_PYTHON, _LEDGER, "test", bundle))
     yield from (build, test)
     yield Step("compare GEMMs with those of CUTLASS's builders", (_PYTHON, _ORACLES, arch))
     if families:
@@ -89,7 +96,7 @@ def _steps(arch: str, families: Sequence[str]) -> Iterator[Step]:
         yield Step("measure tiles, and write selection rules", (_FUSEGEN, "bench", *swept))
         yield Step("make the bundle with these rules", (_FUSEGEN, "generate", "--arch", arch))
         yield from (build, test)
-    yield Step("run all kernels under compute-sanitizer", (_PYTHON, _LEDGER, "sanitize", arch))
+    yield Step("run all kernels under compute-sanitizer", (_PYTHON, _LEDGER, "sanitize", bundle))
     yield Step("record what ran", (_PYTHON, _LEDGER, "record"))
     yield Step("measure against other libraries", (_FUSEGEN, "bench"))
     yield Step("print README's matrix", (_PYTHON, _LEDGER, "readme"))
