@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4183efd33fb3bebb
+# checksum sha256:17fc73f06624f206
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "c4c2bd98a081a39762dc7166ac29f48d8e9a3f056d4fd88783cc63621407f924"
+DIGEST = "9279ec9bc9da44722058d5e71ae94a8e7bd7a47638370c9bf7a7d20cb5e7f2f7"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -665,22 +665,29 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_tcgen05_fprop, from a model, not measured
-    rows < 4096: umma_128x128x64_2
-    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
-    columns >= 1024: umma_128x256x64_2
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x64_2_2: 3000 + waves * (1351 + 4414 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x64_2: 3000 + waves * (1351 + 6606 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x64_2: 3000 + waves * (1075 + 4404 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x64_2_2
+    groups >= 6: umma_128x256x64_2
     always: umma_128x128x64_2
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_tcgen05_dgrad, from a model, not measured
-    rows < 4096: umma_128x128x64_2
-    rows >= 16384 and columns >= 2048: umma_256x256x64_2_2
-    columns >= 1024: umma_128x256x64_2
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x64_2_2: 3000 + waves * (1351 + 4414 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x64_2: 3000 + waves * (1351 + 6606 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x64_2: 3000 + waves * (1075 + 4404 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x64_2_2
+    groups >= 12: umma_128x256x64_2
     always: umma_128x128x64_2
   gemm_tcgen05_wgrad, from a model, not measured
-    tokens < 4096: umma_128x128x64_2
-    rows >= 2048 and columns >= 2048: umma_256x256x64_2_2
-    columns >= 1024: umma_128x256x64_2
-    always: umma_128x128x64_2
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x64_2_2: 3000 + waves * (1351 + 4414 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x64_2: 3000 + waves * (1351 + 6606 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x64_2: 3000 + waves * (1075 + 4404 * k / 1024) ns; 128 x 128 on 1 SMs
+    always: umma_256x256x64_2_2
   group_sum
     always: the only one
   pointwise_scaled_swiglu_backward

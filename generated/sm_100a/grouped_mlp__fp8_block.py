@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:595498d30946c535
+# checksum sha256:e8d7f7f8e5e89736
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "c278d1cf3e36c7f029c7d5533e0f475789b5b35a67775a0c8f1517aaa3399fcd"
+DIGEST = "4bd6a5691275a7348223bb87d7930964060f7ef5143c88371b121d410e9ffde0"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -903,22 +903,29 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_pow2_1x128_untransposed_atoms
     always: the only one
   gemm_pow2_tcgen05_fprop_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128, from a model, not measured
-    rows < 4096: umma_128x128x128_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x128_1
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x128_1_2: 3000 + waves * (1351 + 2207 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x128_1: 3000 + waves * (1351 + 3303 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x128_2: 3000 + waves * (1075 + 2202 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x128_1_2
+    groups >= 6: umma_128x256x128_1
     always: umma_128x128x128_2
   quantize_e4m3_pow2_128x128_untransposed_atoms
     always: the only one
   gemm_pow2_tcgen05_dgrad_e4m3_e4m3_pow2_1x128_pow2_128x128_split_128, from a model, not measured
-    rows < 4096: umma_128x128x128_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x128_1
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x128_1_2: 3000 + waves * (1351 + 2207 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x128_1: 3000 + waves * (1351 + 3303 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x128_2: 3000 + waves * (1075 + 2202 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x128_1_2
+    groups >= 12: umma_128x256x128_1
     always: umma_128x128x128_2
   gemm_pow2_tcgen05_wgrad_e4m3_e4m3_pow2_1x128_split_128, from a model, not measured
-    tokens < 4096: umma_128x128x128_2
-    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x128_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x128_1
-    always: umma_128x128x128_2
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x128_1_2: 3000 + waves * (1351 + 2207 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x128_1: 3000 + waves * (1351 + 3303 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x128_2: 3000 + waves * (1075 + 2202 * k / 1024) ns; 128 x 128 on 1 SMs
+    always: umma_256x256x128_1_2
   pointwise_scaled_swiglu_forward_quantize_e4m3_pow2_1x128_untransposed_atoms
     always: the only one
   pointwise_scaled_swiglu_backward_quantize_e4m3_pow2_1x128_untransposed_atoms

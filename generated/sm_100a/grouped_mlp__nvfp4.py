@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:326af0ad3b0ed2d4
+# checksum sha256:95278b519e3af45e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "f4c0212845d5f282a23591c675eb1d50f1714ba0e3254a5cf1d7d57a30175563"
+DIGEST = "0d0837fe1f303cd940e35db07a4b2c49c2066830f9c9d36e5b777e7b3d4f31ba"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 
@@ -1046,24 +1046,31 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e2m1_nv_16x16_atoms
     always: the only one
   gemm_nv_tcgen05_fprop_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
-    rows < 4096: umma_128x128x256_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x256_1
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x256_1_2: 3000 + waves * (1351 + 1104 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x256_1: 3000 + waves * (1351 + 1652 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x256_2: 3000 + waves * (1075 + 1101 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x256_1_2
+    groups >= 6: umma_128x256x256_1
     always: umma_128x128x256_2
   pointwise_scaled_swiglu_forward
     always: the only one
   quantize_e2m1_nv_1x16_stochastic_hadamard_atoms
     always: the only one
   gemm_nv_tcgen05_dgrad_e2m1_e2m1_nv_1x16_nv_16x16_fp32, from a model, not measured
-    rows < 4096: umma_128x128x256_2
-    rows >= 16384 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x256_1
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x256_1_2: 3000 + waves * (1351 + 1104 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x256_1: 3000 + waves * (1351 + 1652 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x256_2: 3000 + waves * (1075 + 1101 * k / 1024) ns; 128 x 128 on 1 SMs
+    mean_group_tokens >= 192: umma_256x256x256_1_2
+    groups >= 12: umma_128x256x256_1
     always: umma_128x128x256_2
   gemm_nv_tcgen05_wgrad_e2m1_e2m1_nv_1x16_fp32, from a model, not measured
-    tokens < 4096: umma_128x128x256_2
-    rows >= 2048 and columns >= 2048 and k >= 4096: umma_256x256x256_1_2
-    columns >= 1024 and k >= 4096: umma_128x256x256_1
-    always: umma_128x128x256_2
+    groups == 1 and tokens >= 512: least of
+      umma_256x256x256_1_2: 3000 + waves * (1351 + 1104 * k / 1024) ns; 256 x 256 on 2 SMs
+      umma_128x256x256_1: 3000 + waves * (1351 + 1652 * k / 1024) ns; 128 x 256 on 1 SMs
+      umma_128x128x256_2: 3000 + waves * (1075 + 1101 * k / 1024) ns; 128 x 128 on 1 SMs
+    always: umma_256x256x256_1_2
   pointwise_scaled_swiglu_backward
     always: the only one
 """

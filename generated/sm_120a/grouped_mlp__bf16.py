@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0abdc5eb481f6d71
+# checksum sha256:8941f0ae8da8a90b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "bb57fe55cbfc5c42778026b2df4b318494d822a0f2fca5744c5a2383c3f19c20"
+DIGEST = "5b6ae7ca17deb39a2c6b73ca901e0fc7326402f99080de9bde85dd05896eeb86"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 
@@ -664,21 +664,26 @@ saved for the backward, each only if a gradient that needs it is asked for
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_mma_fprop, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x32_1x4_3_2
-    rows < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1191 + 25043 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (996 + 12521 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x32_1x4_3_2: 3000 + waves * (996 + 12521 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x32_2x4_4_1
   pointwise_scaled_swiglu_forward
     always: the only one
   gemm_mma_dgrad, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x32_1x4_3_2
-    rows < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1191 + 25043 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (996 + 12521 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x32_1x4_3_2: 3000 + waves * (996 + 12521 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x32_2x4_4_1
   gemm_mma_wgrad, from a model, not measured
-    tokens < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
-    always: mma_128x128x32_2x4_4_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1191 + 25043 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (996 + 12521 * k / 1024) ns; 128 x 128 on 1 SMs
+    columns < 1472: mma_128x128x32_2x4_4_1
+    mean_group_tokens >= 1536: mma_128x128x32_2x4_4_1
+    always: mma_128x256x32_2x4_3_1
   group_sum
     always: the only one
   pointwise_scaled_swiglu_backward

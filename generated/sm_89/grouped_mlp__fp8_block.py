@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:468954b3cbde3867
+# checksum sha256:768fd28c0da14c6f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "577bc90c6b9911317ae4eced08540befa1f96a2cbf6f6d048369e54e893f1e24"
+DIGEST = "4b47624d0ef50753493e40f3d9695793516028975a9b561cbc166f6a1fdc4e38"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 
@@ -933,10 +933,14 @@ kernels, first rule that holds (io is bfloat16 or float16)
   quantize_e4m3_block_128x128
     always: the only one
   gemm_fp8_split_mma_fprop_e4m3_e4m3_block_1x128_block_128x128_split_128, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x64_1x4_3_2
+    groups == 1 and tokens >= 512: least of
+      mma_128x128x64_2x4_4_1: 3000 + waves * (1003 + 6500 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x64_1x4_3_2: 3000 + waves * (1003 + 6500 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x64_2x4_4_1
   gemm_fp8_split_mma_dgrad_e4m3_e4m3_block_1x128_block_128x128_split_128, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x64_1x4_3_2
+    groups == 1 and tokens >= 512: least of
+      mma_128x128x64_2x4_4_1: 3000 + waves * (1003 + 6500 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x64_1x4_3_2: 3000 + waves * (1003 + 6500 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x64_2x4_4_1
   gemm_fp8_split_mma_wgrad_e4m3_e4m3_block_1x128_split_128, from a model, not measured
     always: mma_128x128x64_2x4_4_1

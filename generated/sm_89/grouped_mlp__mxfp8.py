@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2535425a1eac7cad
+# checksum sha256:c19c3b5677f63e0d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "665548c382aafea2ba1a82a189f856911f1c76421cfe17b031d64e1f453601d9"
+DIGEST = "31fe2e6501cb6a851cf371948716e50e886d120414ffc2150dab3a515fc728f8"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 
@@ -948,22 +948,26 @@ kernels, first rule that holds (io is bfloat16 or float16)
   dequantize_e4m3_mx_1x32
     always: the only one
   gemm_decoded_mma_fprop, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x32_1x4_3_2
-    rows < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1206 + 26324 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (1003 + 13162 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x32_1x4_3_2: 3000 + waves * (1003 + 13162 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x32_2x4_4_1
   dequantize_e4m3_mx_1x32_transposed
     always: the only one
   gemm_decoded_mma_dgrad, from a model, not measured
-    mean_group_tokens < 128: mma_64x128x32_1x4_3_2
-    rows < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1206 + 26324 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (1003 + 13162 * k / 1024) ns; 128 x 128 on 1 SMs
+      mma_64x128x32_1x4_3_2: 3000 + waves * (1003 + 13162 * k / 1024) ns; 64 x 128 on 0.5 SMs
     always: mma_128x128x32_2x4_4_1
   dequantize_groups_e4m3_mx_1x32_transposed
     always: the only one
   gemm_decoded_mma_wgrad, from a model, not measured
-    tokens < 4096: mma_128x128x32_2x4_4_1
-    columns >= 1024: mma_128x256x32_2x4_3_1
+    groups == 1 and tokens >= 512: least of
+      mma_128x256x32_2x4_3_1: 3000 + waves * (1206 + 26324 * k / 1024) ns; 128 x 256 on 1 SMs
+      mma_128x128x32_2x4_4_1: 3000 + waves * (1003 + 13162 * k / 1024) ns; 128 x 128 on 1 SMs
+    groups >= 48: mma_128x256x32_2x4_3_1
     always: mma_128x128x32_2x4_4_1
   pointwise_scaled_swiglu_forward_quantize_e4m3_mx_1x32
     always: the only one

@@ -124,6 +124,15 @@ def test_the_shipped_digests_have_every_option_and_every_recipe() -> None:
         assert {cell.recipe for cell in found if cell.options} == {*specs.recipes}
 
 
+def test_every_cell_of_hopper_has_files_or_a_digest_of_other_gpus() -> None:
+    specs = api.load_specs()
+    cells = target_cells(specs, specs.targets)
+    committed = {*cells["sm_90a"].files}
+    for arch in ("sm_89", "sm_100a", "sm_120a"):
+        kept = {*cells[arch].files, *cells[arch].digests}
+        assert not committed - kept, sorted(committed - kept)
+
+
 @pytest.mark.slow
 def test_what_a_cell_is_made_of_is_in_its_digest(tmp_path: Path) -> None:
     """A header that only GEMMs include, several headers down."""

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from plans import SPECS
 
+from fusegen import cli
 from fusegen.checks.archs import variants_of
 from fusegen.checks.load import load
 from fusegen.emit.text.explain import explain
@@ -123,6 +125,33 @@ def test_rules_of_the_model_are_marked_and_measurements_replace_them(tmp_path: P
     samples = [replaced(sample) for sample in tuned.measured.samples]
     measured = tune(specs, ARCH, FAMILY, Measured(tuple(samples), 0))
     assert "measured" not in rewritten(text, [measured])
+
+
+OF = {"sm_89": "l40s", "sm_100a": "b200", "sm_120a": "rtx_pro_6000"}
+"""The GPU by whose data sheet the rules of an architecture are, of which none was measured."""
+
+UNMEASURED = [
+    (arch, family)
+    for arch, spec in SPECS.archs.items()
+    for family, kernels in spec.kernels.items()
+    if not all(kind.measured for kind in kernels.kinds.values())
+]
+
+
+def test_every_rule_of_gpus_that_nobody_had_is_marked() -> None:
+    with_rules = {a: {f for f, k in SPECS.archs[a].kernels.items() if k.kinds} for a in OF}
+    marked_so = {a: {family for arch, family in UNMEASURED if arch == a} for a in OF}
+    assert marked_so == with_rules and {arch for arch, _ in UNMEASURED} == OF.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "family"), UNMEASURED)
+def test_rules_that_are_marked_are_those_of_the_model(arch: str, family: str) -> None:
+    """The sweep that wrote them would change nothing."""
+    words = ["bench", "--sweep", family, "--model", OF[arch], "--dry-run"]
+    done = CliRunner().invoke(cli.program, words)
+    assert done.exit_code == 0, done.output
+    assert "1334 cases" in done.output and "@@" not in done.output
 
 
 def replaced(sample: Sample) -> Sample:

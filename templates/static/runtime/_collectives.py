@@ -6,6 +6,7 @@ process group in its schema; groups are attributes of modules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,8 +16,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import _disable_current_modes
-
-from . import _quantized_tensors
 
 
 class Place(NamedTuple):
@@ -198,9 +197,9 @@ def start_placeholder(
             f"that no scale is of those of two, got {tokens}; pad the tokens"
         )
     first, *others = source.shape
-    shape = (first * place.ranks.size(), *others)
-    given = _quantized_tensors.placeholder(shape, source.device, source.dtype)
-    return Pending(place, None, here=(given,))
+    # As of `_quantized_tensors`, which not every bundle with collectives has.
+    one = torch.full((), math.nan, device=source.device, dtype=source.dtype)
+    return Pending(place, None, here=(one.expand(first * place.ranks.size(), *others),))
 
 
 def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
