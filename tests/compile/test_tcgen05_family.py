@@ -17,13 +17,19 @@ from fusegen.build.toolchain import find_toolchain
 pytestmark = pytest.mark.compile
 
 CSRC = Path(__file__).parents[2] / "generated" / "sm_100a" / "csrc"
-FAMILIES = ("gemm_tcgen05", "gemm_mx_tcgen05", "gemm_nv_tcgen05")
+UNITS = (
+    "gemm_tcgen05_fprop_umma_128x128*",
+    "gemm_pow2_tcgen05_wgrad_*_umma_256x256*_2",
+    "gemm_mx_tcgen05_dgrad_*_umma_256x256*_2",
+    "gemm_nv_tcgen05_wgrad_*_umma_128x256*",
+)
+"""Kinds of operands and of GEMMs, on one SM and on pairs."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_unit_assembles(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", UNITS)
+def test_a_unit_assembles(pattern: str, tmp_path: Path) -> None:
     tools = find_toolchain()
-    unit = min((CSRC / "kernels").glob(f"{family}_fprop*.cu"))
+    unit = min((CSRC / "kernels").glob(f"{pattern}.cu"))
     code = "-gencode=arch=compute_100f,code=sm_100f"
     flags = [*KERNEL_FLAGS, *KERNEL_STRICT, code, f"-ccbin={tools.host_compiler}"]
     includes = [f"-I{CSRC}", f"-I{tools.cutlass_include}"]
