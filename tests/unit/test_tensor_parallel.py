@@ -120,7 +120,23 @@ def test_an_input_that_comes_quantised_is_gathered_as_its_copies() -> None:
     assert not found["quantize_input"]
     assert {"x_columnwise", "x_columnwise_scale"} <= {each.buffer for each in plan.saved}
     told = [check for op in plan.direction("forward").programs for check in op.checks]
-    assert told and not [c for c in told if c.names[0].startswith("x_columnwise")]
+    assert told and not [c for c in told if c.tensor.startswith("x_columnwise") and c.symbols]
+
+
+@pytest.mark.parametrize("recipe", ["fp8_block", "fp8_delayed", "mxfp8"])
+@pytest.mark.parametrize(
+    ("module", "word"), [("linear", "column_sequence_parallel"), ("mlp", "tensor_sequence_parallel")]
+)
+def test_ops_look_at_all_that_they_are_given(module: str, word: str, recipe: str) -> None:
+    """Compilers refuse what no line of an op reads: what the forward keeps is checked there."""
+    plan = plan_of("sm_90a", Cell(module, recipe, ("quantized_input", word)))
+    ops = [op for direction in plan.directions for op in direction.programs]
+    for op in ops:
+        checked = {name for check in op.checks for name in (check.tensor, check.reference)}
+        read = {name for step in op.steps for name in (*step.reads, *step.mutates)}
+        assert {argument.buffer for argument in op.arguments} <= checked | read, op.name
+    of_kept = [check for op in ops for check in op.checks if check.tensor == "x_columnwise"]
+    assert {check.kind.value for check in of_kept} == {"device", "dtype", "rank"}
 
 
 @pytest.mark.parametrize("recipe", ["fp8_current", "fp8_rowwise", "nvfp4"])

@@ -201,8 +201,12 @@ class _Cut:
             results,
             self.dims,
         )
-        own = {each.buffer for each in self.draft.exchanges if each.entering}  # of a rank's tokens
-        checks = tuple(_said_of(c, collectives) for c in made.checks if c.names[0] not in own)
+        own = {each.buffer for each in self.draft.exchanges if each.entering}
+        checks = tuple(
+            _said_of(each, collectives)
+            for each in made.checks
+            if each.tensor not in own or not each.symbols  # it is of a rank's tokens
+        )
         return replace(made, steps=called, when=when, checks=checks)
 
     def _results(self, steps: tuple[Step, ...], wanted: set[str]) -> Iterator[Result]:
