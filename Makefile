@@ -16,7 +16,7 @@ INPUTS := pyproject.toml constraints.txt Makefile
 # Tests are imported by two processes in each of several tiers, and pytest's rewriting of them takes minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix test-fast test-broad test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix collect test-fast test-broad test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small model with mixture-of-experts layers of plain PyTorch and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -56,14 +56,18 @@ lint-matrix: $(VENV)/test.stamp
 test-fast test-broad test-options test-kernels test-exhaustive: test-%: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tier $* -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 --junitxml=$(REPORTS)/$*.xml --record $(REPORTS)/$*.txt
 
+# The names of all tests, for test-all.
+collect: $(VENV)/test.stamp
+	mkdir -p $(REPORTS)
+	$(BIN)/python -m pytest -qq --tier all --collect-only --record $(REPORTS)/all.txt > $(REPORTS)/all.log || { cat $(REPORTS)/all.log; exit 1; }
+
 # Everything that needs no GPU, the fast tests first, and that every test ran in one tier.
 test-all:
 	$(MAKE) test
-	$(MAKE) -j 2 lint-digests lint-matrix
+	$(MAKE) -j 2 lint-matrix lint-digests collect
 	$(MAKE) test-broad
 	$(MAKE) test-kernels
 	$(MAKE) test-options
-	$(BIN)/python -m pytest -qq --tier all --collect-only --record $(REPORTS)/all.txt > $(REPORTS)/all.log || { cat $(REPORTS)/all.log; exit 1; }
 	$(BIN)/python tests/tiers.py $(foreach tier,fast broad kernels options,$(REPORTS)/$(tier).txt) --all $(REPORTS)/all.txt
 
 # Every kernel of every module, recipe and option for every architecture, against its contract: a few processor hours without a

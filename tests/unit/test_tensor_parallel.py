@@ -125,7 +125,8 @@ def test_an_input_that_comes_quantised_is_gathered_as_its_copies() -> None:
 
 @pytest.mark.parametrize("recipe", ["fp8_block", "fp8_delayed", "mxfp8"])
 @pytest.mark.parametrize(
-    ("module", "word"), [("linear", "column_sequence_parallel"), ("mlp", "tensor_sequence_parallel")]
+    ("module", "word"),
+    [("linear", "column_sequence_parallel"), ("mlp", "tensor_sequence_parallel")],
 )
 def test_ops_look_at_all_that_they_are_given(module: str, word: str, recipe: str) -> None:
     """Compilers refuse what no line of an op reads: what the forward keeps is checked there."""
