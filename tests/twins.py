@@ -96,8 +96,9 @@ def _tree(path: Path) -> ast.Module:
 @cache
 def _is_same(name: str, bundle: Path, other: Path) -> bool:
     """Whether a file says the same in both, but for what `_Plain` leaves out."""
-    if not ((bundle / name).exists() and (other / name).exists()):
-        return (bundle / name).exists() == (other / name).exists()
+    there = [(each / name).exists() for each in (bundle, other)]
+    if not all(there):
+        return not any(there)
     as_text = _text(bundle, name) == _text(other, name)  # most are, and parsing takes long
     return as_text or _code(bundle, name) == _code(other, name)
 

@@ -125,11 +125,10 @@ def further_bundles() -> list[Path]:
     import whole
     import written
 
-    ran = load()
+    ran, parts = load(), _parts()
     twin.generate(arch for arch, name in bundles.TWINS.items() if f"{name} {bundles.TWIN}" in ran)
-    whole.generate(arch for arch in _parts() if f"{arch} {bundles.WHOLE}" in ran)
-    every = (each for each in bundles.compiled_bundles() if not bundles.is_representative(each))
-    archs = [folder.name for folder in every]
+    whole.generate(arch for arch in parts if f"{arch} {bundles.WHOLE}" in ran)
+    archs = [each.name for each in bundles.compiled_bundles() if each.name not in parts]
     evidence.generate(archs)
     written.generate(archs)
     return bundles.further_bundles()
@@ -269,8 +268,11 @@ def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
         import twin
 
         twin.generate(arch for arch in bundles.TWINS if arch in committed)
-    wholes = [each for each in _parts() if f"{each} {bundles.WHOLE}" in wanted]
-    wholes += [] if wanted else filter(steps.is_here, _parts())
+    wholes = [
+        arch
+        for arch in _parts()
+        if (f"{arch} {bundles.WHOLE}" in wanted if wanted else steps.is_here(arch))
+    ]
     if wholes:
         import whole
 

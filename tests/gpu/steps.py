@@ -205,8 +205,8 @@ def suites_of(folder: Path) -> list[Suite]:
     key = bundles.key_of(folder).replace(" ", "_")
     # What runs on the CPU runs there in every test; here it would only keep the GPU waiting.
     suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
-    further = bundles.kind_of(folder) == bundles.EVIDENCE
-    if not further and bundles.cells_of(folder, "grouped_linear"):  # what the tests here run
+    own_alone = bundles.kind_of(folder) == bundles.EVIDENCE
+    if not own_alone and bundles.cells_of(folder, "grouped_linear"):  # what the tests here run
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
         suites.append(Suite(f"{key}.gpu", HERE, folder, (f"--ignore={LARGE}",), chosen))
         if bundles.has_shipped(folder):
