@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e8d7f7f8e5e89736
+# checksum sha256:8876c4e306225740
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "4bd6a5691275a7348223bb87d7930964060f7ef5143c88371b121d410e9ffde0"
+DIGEST = "026a270d3a400a4cf7efe65d70b9c446b3c6dca7ede17a9b1b23a128687e965e"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

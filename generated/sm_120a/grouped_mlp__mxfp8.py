@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:58445354a2234430
+# checksum sha256:43204ba941a2fc18
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "87ac27458c385dd8348cfcf01db7f1e7171958394739dffac78379c456c8991f"
+DIGEST = "928c80a04f962d0d12d755cdf725782dc93b289f4bb25d0157630d9a927152ac"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

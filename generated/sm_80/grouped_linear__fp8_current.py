@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c189d43270a882a6
+# checksum sha256:383579898621762c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "263edfcbad4d4c6041ac3cc4cbdcf9c46997a4445193ac0f7f1d83701e3af3fa"
+DIGEST = "9a947dfe9e2620ec07b7c19cb6606a850a792cadb85b74865e4498b54a63d70f"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

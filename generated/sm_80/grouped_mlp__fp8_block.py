@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6fbe0442c9eac618
+# checksum sha256:511cfbcc9cfc051e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "8b8bad7bc57431e433c4608f6ec8e9f8c1161931c289cb2d84718c2f51e0bc96"
+DIGEST = "ce4417aabf7f595fbd9d733e06bd1e389c3eaf0ec77a4f78cbeecee7a976e06e"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8f2553324cea719c
+# checksum sha256:aa79cacf104775ec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "175f25b7afe5d9d6344179cc26b51a6dd6b861ca300d339a250287d6f3e614af"
+DIGEST = "88e3af0eb2f4e026124493bb10a1d748c00540597bfa76dcfc11a84a82489b30"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:531a1508af58d18f
+# checksum sha256:51635c584133aaf2
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "6a79ed205e78758025a5b29e4636392c0b32feacac1af076da8fe97d7283ecbb"
+DIGEST = "66298419d94eb16743bf0acd33b7b92e6e6594e13baf7d5a8d139b755192f179"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8a985f895a3aa735
+# checksum sha256:03b4b4b3ec196f50
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "81601270f8b6fe49d977aa4b677b372e0e973e7e1ea3155b8ed188e55b9064fc"
+DIGEST = "407da5ab1faec9665f1ff8ae589999ef4112f732881b919ad793c0f4f380d15c"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1b1477deb98c2b57
+# checksum sha256:cef0bb52556fbf7f
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "41691f96532dc45de33c9fd6e0036f944f6d4e8d50d4d0cc71ce9da39eca04fd"
+DIGEST = "f68ef8205f1fa7ba0ef10edbce9b20c1725704920db77c8b00188f8649c28100"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:29039c19463e9194
+# checksum sha256:de35b385063e2c40
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "234328eeda0589dabc596a0493139dbdd28dec9740b8db356ffcb44abf91b6fa"
+DIGEST = "ab0423b8cabc7ce62d10aaf73c1a07b60cadc51594a17e54f8b48ba01fd9852a"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

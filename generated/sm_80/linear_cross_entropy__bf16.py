@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:516af7d632a3f285
+# checksum sha256:d8118613b0ba1923
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "6eb518c495450161ae9659cd32e2a34a1312c303bc09e95f2dbe15f05d3e03ce"
+DIGEST = "3143819cb051ca7e2a04f8e841d2c49bfec993e3f71790f1a92d187959bf02d5"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:52e719d00e8ac48a
+# checksum sha256:07fc40743cece0bd
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "698933f9f2f6ea74dfd66737a5c7e3deab2e53da30bf35ddcea4a45270083951"
+DIGEST = "18f435fad54eeae6b685870172548221aab120171f0d52ae310dc6944f722a45"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3df9862832bbabe6
+# checksum sha256:50244d6075685dbc
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "f0b5de151975a0f2a726abf32c946dcbdd8fcfebbab4f74d1a357248485b028d"
+DIGEST = "f198b401dc609e871afb2bd10fe2376caeccae8204cc9559d1aa69227da98b16"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:18ce81fa28347322
+# checksum sha256:2eab6efd5f6669f4
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "4bb78652747cff6e91f54b71f63be60909d44739c50bf4c8cac724cb47f39cad"
+DIGEST = "49bb8f6198f3a75944a7ddb3f15a89e50647775c77e75de8e645cf2aa2bd4391"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:655f330ef06f68f6
+# checksum sha256:7a4969b471cb6926
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "dd47b023e0d7b7efdf59e38fab6726224cdc44be82b0b09d8dd70d1417aeb60a"
+DIGEST = "981cb0f9f4a9ed0a1f3b8426a86505c2946c46beceb3a6fb5a10fb9f5fe80fcd"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b57125e1a6a3e7df
+# checksum sha256:aa956729402fe431
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "5295bf3d0910ccee648bdc8fdad0c4a14a05f902e67292d2dae6d42d10a4bc08"
+DIGEST = "16a70ff4a4ec6bf22f0552198420d611d47839f243078263997549f4e270a2a1"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

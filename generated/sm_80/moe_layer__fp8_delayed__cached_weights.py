@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95b98f7feb259884
+# checksum sha256:84051bed94ea2763
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "05a832eb420e4b1c2fd584c7a9d1634c3611ac39495592d1b7b26353cb0c9921"
+DIGEST = "1364382cc7452766da46dc3be1d270327ace4fe4f0fc46b16cec51b4a050bd5a"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

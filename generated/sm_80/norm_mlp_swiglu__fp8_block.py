@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9ee5e07149113a1f
+# checksum sha256:8218ae9b994888cf
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "ff7a3f1044809e01cb1768251a008bf4e3d2c0026a9556a83bd3137d173bd55c"
+DIGEST = "590cd896c9f7afc4932b87b48effa706a04a82ca28e9e463c6438a5d2113282e"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

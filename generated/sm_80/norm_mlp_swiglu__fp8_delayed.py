@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:807925a683182a38
+# checksum sha256:5ad2cfc750f32619
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "8314920094a0fb1bcee6aba2e9c8431875371de80016421fcd377c8d71d08c5c"
+DIGEST = "d0cb7128452fe80721384bb633d53fc0f7272a0e0eb0705d1d701d0b1087fc90"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

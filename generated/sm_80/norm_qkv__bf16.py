@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4eeb815ff7ce11d5
+# checksum sha256:ddb1ad98e25f6068
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "610f9696c1c29e54108b6bfe7089941ed74299e6a860e7b70deacacefcda4e1d"
+DIGEST = "e7d9cbe7018231d6a51f84e522bfea22b29a90083a9309274eb0421ed8ca4c15"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

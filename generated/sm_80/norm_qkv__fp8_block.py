@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bd6d9b0893969f74
+# checksum sha256:67ed5968ebc7fda4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "eafd20319faee1b42b6d9356dd46f05760ae5ac3f40a5763c0086f6edc62d878"
+DIGEST = "c513422aef9a57f02d91fcb8eedbea2e40fbe7dd6a2483309b6919c771aee0ec"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

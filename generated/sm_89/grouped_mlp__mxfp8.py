@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c19c3b5677f63e0d
+# checksum sha256:47fd073dd30d63fe
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "31fe2e6501cb6a851cf371948716e50e886d120414ffc2150dab3a515fc728f8"
+DIGEST = "6da84eb8e2bd58ea156deda7efec27ec8e40453cec3cca57555acf291b6e36ab"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import pytest
-from sim.program import CASES, HEADERS, RAGGED, Case, Fault, Program, break_headers, run
+from sim.program import (
+    CASES,
+    HEADERS,
+    OF_HALVES,
+    RAGGED,
+    Case,
+    Fault,
+    Program,
+    break_headers,
+    run,
+)
 from sim.without_ptx import headers_on_cpu
 
 from fusegen.families.wgmma import LIMITS
@@ -162,22 +172,9 @@ WITH_EPILOGUE = tuple(
 )
 
 
-# Halves of 200 columns end within a part of every tile, those of 8 and 56 within the first one; of
-# 264 a cluster has two columns of tiles of one row, and with three of those one CTA has none.
-HALVES = (
-    replace(RAGGED, n=400),
-    Case("halves_dense", 131, 144, 264),
-    Case("halves_of_one_group", 140, 528, 392, (140,), bias=False, sm_count=2),
-    Case("halves_of_sizes_out_of_range", 140, 112, 136, (-5, 100, 2**62, 9)),
-    Case("tiny_halves", 7, 16, 24, (0, 7, 0)),
-    Case("halves_without_tokens", 0, 48, 136, (0, 3)),
-    Case("halves_that_no_group_has", 70, 48, 136, (0, 0)),
-)
-
-
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
     if gemm.store in ("gated", "gated_aux"):
-        return HALVES
+        return OF_HALVES
     if gemm.store in ("unary", "unary_aux", "binary"):
         return WITH_EPILOGUE
     long_group = (LONG_GROUP,) if gemm.store in ("add", "add_io") else ()

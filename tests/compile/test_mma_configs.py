@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product, repeat
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,8 @@ class Kernels:
         launch: C++ of their launch, before the configuration; ``{kind}`` stands for theirs.
         arguments: of the launch.
         header: that has it.
+        ways: kinds and stores that are compiled: operands lie in memory each way that they can.
+        change: C++ type of what results go through.
     """
 
     name: str
@@ -48,13 +50,21 @@ class Kernels:
     launch: str
     arguments: str
     header: str
+    ways: tuple[tuple[GemmKind, Store], ...] = (
+        (GemmKind.FPROP, Store.IO),
+        (GemmKind.WGRAD, Store.FP32),
+    )
+    change: str = "fusegen::Keep"
 
     @property
     def limits(self) -> Mapping[str, int]:
         return hardware_limits(self.capability)
 
     def problems(self, config: MmaConfig) -> list[str]:
-        return list(self.operands.problems(config, GemmKind.WGRAD, self.variant, self.limits))
+        every = (replace(self.variant, store=store) for _, store in self.ways)
+        kinds = (kind for kind, _ in self.ways)
+        found = map(self.operands.problems, repeat(config), kinds, every, repeat(self.limits))
+        return [*dict.fromkeys(chain.from_iterable(found))]
 
 
 def of_codes(sums: str, accumulation: Accumulation) -> Kernels:
@@ -77,21 +87,42 @@ PLAIN = Kernels(
     "GemmArguments",
     "gemm/gemm.mma.cuh",
 )
+GATED = replace(
+    PLAIN, name="gated", ways=((GemmKind.FPROP, Store.GATED_AUX),), change="Halves<__half>"
+)
 FAST, SPLIT = of_codes("fast", Accumulation.FAST), of_codes("split", Accumulation.SPLIT_128)
 
 
+EXPRESSION = """
+struct Product {
+  static constexpr int operand_count = 2, result_count = 1;
+  __host__ __device__ static constexpr fusegen::Slot operand(int index) {
+    return {index ? fusegen::Access::second_half : fusegen::Access::first_half, false};
+  }
+  __host__ __device__ static constexpr fusegen::Slot result(int) {
+    return {fusegen::Access::full, false};
+  }
+  __device__ static void apply(const float* in, float* out, const float*) {
+    out[0] = in[0] * in[1];
+  }
+};
+template <class Element>
+using Halves = fusegen::Gated<Element, Product, 0, 1>;
+"""
+
+
 def text_of(kernels: Kernels, configs: Sequence[MmaConfig]) -> str:
-    """Launches of kernels whose operands lie in memory each way that they can."""
-    cases = product(configs, ((GemmKind.FPROP, Store.IO), (GemmKind.WGRAD, Store.FP32)))
+    """Launches of kernels."""
+    cases = product(configs, kernels.ways)
     launches = [
         f"fusegen::Status launch_{index}(const fusegen::{kernels.arguments}& in,"
         " fusegen::Stream& s) {\n"
         f"  using Config = fusegen::MmaConfig<{config.cpp(kernels.limits)}>;\n"
         f"  return fusegen::{kernels.launch.format(kind=kind.value)}, Config,"
-        f" fusegen::Store::{store.value}>(in, s);\n}}\n"
+        f" fusegen::Store::{store.value}>(in, s, {kernels.change}{{}});\n}}\n"
         for index, (config, (kind, store)) in enumerate(cases)
     ]
-    return "".join((f'#include "fusegen/{kernels.header}"\n', *launches))
+    return "".join((f'#include "fusegen/{kernels.header}"\n', EXPRESSION, *launches))
 
 
 def compiled(
@@ -120,7 +151,7 @@ def accepted(kernels: Kernels) -> list[MmaConfig]:
     return [*found.values()]
 
 
-@pytest.mark.parametrize("kernels", [PLAIN, FAST, SPLIT], ids=lambda each: each.name)
+@pytest.mark.parametrize("kernels", [PLAIN, GATED, FAST, SPLIT], ids=lambda each: each.name)
 def test_configurations_that_are_accepted_compile(kernels: Kernels, tmp_path: Path) -> None:
     """A sample, spread over all shapes."""
     every = accepted(kernels)
@@ -141,6 +172,7 @@ def test_configurations_that_are_accepted_compile(kernels: Kernels, tmp_path: Pa
         (PLAIN, MmaConfig((256, 128, 32), (2, 2), 3, 1), "accumulators"),
         (PLAIN, MmaConfig((128, 128, 32), (2, 2), 4, 4), "registers"),
         (PLAIN, MmaConfig((128, 128, 64), (2, 2), 3, 2), "shared memory"),
+        (GATED, MmaConfig((64, 64, 64), (2, 4), 2, 2), "32 columns of a warp"),
         (FAST, MmaConfig((128, 128, 32), (2, 4), 3, 1), "elements along K"),
         (FAST, MmaConfig((128, 256, 64), (2, 4), 4, 1), "shared memory"),
         (SPLIT, MmaConfig((128, 256, 64), (2, 4), 3, 1), "more than 128 registers"),

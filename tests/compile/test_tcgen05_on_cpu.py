@@ -7,11 +7,21 @@ this cannot show is whether the hardware reads them so, and what it does at the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from sim.program import CASES, HEADERS, RAGGED, Case, Fault, Program, break_headers, run
+from sim.program import (
+    CASES,
+    HEADERS,
+    OF_HALVES,
+    RAGGED,
+    Case,
+    Fault,
+    Program,
+    break_headers,
+    run,
+)
 from sim.without_ptx import headers_on_cpu
 
 from fusegen.checks.load import load
@@ -128,6 +138,12 @@ GEMMS = (
     Gemm("dgrad", PAIR_MX, codes="e5m2 e4m3 mx"),
     Gemm("wgrad", PAIR_MX, codes="e5m2 e4m3 mx"),
     Gemm("wgrad", PAIR_NV, codes="nv"),
+    # Halves of rows: boxes of B of 64 and of 128 rows, and of a pair a half to each CTA.
+    Gemm("fprop", SQUARE, "gated_aux"),
+    Gemm("fprop", WIDE, "gated_aux"),
+    Gemm("fprop", PAIR, "gated_aux"),
+    Gemm("fprop", WIDE, "gated"),
+    Gemm("fprop", PAIR, "gated"),
 )
 FORWARD, BACKWARD, ALONG = GEMMS[:3]
 ALONG_CODES = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("row"))
@@ -272,6 +288,8 @@ def cache(pytestconfig: pytest.Config) -> Path:
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
+    if gemm.store in ("gated", "gated_aux"):
+        return (*OF_HALVES, replace(HALVES, n=272))
     return (*CASES, SHORT, HALVES, *([LONG_GROUP] if gemm.store in ("add", "add_io") else []))
 
 

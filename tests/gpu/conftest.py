@@ -60,9 +60,7 @@ _OF_GEMMS = [
 ]
 _BESIDE_GEMMS = [path.name for path in HERE.glob("test_*.py") if path.name not in _OF_GEMMS]
 _EPILOGUES = ["test_epilogues.py"]  # of modules that not every twin has
-# Tensor memory in software is one for all kernels that run at a time, and slow.
-_REPLAYS = ["test_training.py"]
-_STREAMS = "test_streams_do_not_disturb_each_other"
+_REPLAYS = ["test_training.py"]  # thousands, for which a tensor core in software is too slow
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
 _OF_FUSEGEN = [
     "test_collective_graphs.py",
@@ -95,16 +93,14 @@ collect_ignore += _BESIDE_GEMMS if any(kind_of(each) == TWIN for each in FOLDERS
 collect_ignore += (
     [] if all((f / "linear_residual__bf16.py").exists() for f in FOLDERS) else _EPILOGUES
 )
-SOFTWARE = any(kind_of(f) == TWIN and f.name == TWINS["sm_100a"] for f in FOLDERS)
-collect_ignore += _REPLAYS if SOFTWARE else []
+collect_ignore += (
+    _REPLAYS if any(kind_of(f) == TWIN and f.name == TWINS["sm_100a"] for f in FOLDERS) else []
+)
 collect_ignore += [] if importlib.util.find_spec("pydantic") else _OF_FUSEGEN
 collect_ignore += [] if importlib.util.find_spec("transformers") else _OF_TRANSFORMERS
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = [item for item in items if SOFTWARE and item.name.partition("[")[0] == _STREAMS]
-    items[:] = [item for item in items if item not in left]
-    config.hook.pytest_deselected(items=left)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE:
             item.add_marker(pytest.mark.gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +42,34 @@ def generate(out: Path, cells: Mapping[str, Iterable[Cell]], specs: Sequence[Pat
     Raises:
         LedgerError: somebody edited one.
     """
-    targets = tuple(_targets(out, cells))
+    targets = write_targets(specs_of(out), out.name, cells)
     folders = api.Folders(specs=tuple(dict.fromkeys((*specs, specs_of(out)))))
     done = api.generate(api.Request(out=out, targets=targets, folders=folders))
     if done.refused:
         raise LedgerError(f"{done.refused[0].bundle}: edited by hand; remove that folder")
 
 
-def _targets(out: Path, cells: Mapping[str, Iterable[Cell]]) -> Iterator[str]:
-    """Write a target per architecture, module and options; their names."""
+def write_targets(
+    folder: Path, prefix: str, cells: Mapping[str, Iterable[Cell]]
+) -> tuple[str, ...]:
+    """Write a target per architecture, module and options below a folder of specs; their names.
+
+    Args:
+        folder: of specs.
+        prefix: what the names begin with.
+        cells: by architecture.
+    """
     grouped: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for arch, wanted in sorted(cells.items()):
         for cell in wanted:
             grouped.setdefault((arch, cell.module, cell.options), []).append(cell.recipe)
-    for index, ((arch, module, options), recipes) in enumerate(grouped.items()):
-        name = f"{out.name}_{index}"
+    names = tuple(f"{prefix}_{index}" for index in range(len(grouped)))
+    for name, ((arch, module, options), recipes) in zip(names, grouped.items(), strict=True):
         target = {"edition": CURRENT, "target": name, "summary": "Cells for the GPU run alone"}
         chosen = {"archs": [arch], "modules": [module], "recipes": recipes}
-        path = specs_of(out) / "targets" / f"{name}.yaml"
+        path = folder / "targets" / f"{name}.yaml"
         write_yaml(path, {**target, **chosen, "options": list(options)})
-        yield name
+    return names
 
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:

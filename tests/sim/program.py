@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -63,6 +63,18 @@ CASES = (
     Case("tiny", 7, 8, 24, (0, 7, 0)),
     Case("no_group_has_tokens", 70, 40, 136, (0, 0)),
     Case("no_tokens", 0, 40, 136, (0, 3)),
+)
+
+# Halves of 200 columns end within a part of every tile, those of 8 and 56 within the first one; of
+# 264 a cluster has two columns of tiles of one row, and with three of those one CTA has none.
+OF_HALVES = (
+    replace(RAGGED, n=400),
+    Case("halves_dense", 131, 144, 264),
+    Case("halves_of_one_group", 140, 528, 392, (140,), bias=False, sm_count=2),
+    Case("halves_of_sizes_out_of_range", 140, 112, 136, (-5, 100, 2**62, 9)),
+    Case("tiny_halves", 7, 16, 24, (0, 7, 0)),
+    Case("halves_without_tokens", 0, 48, 136, (0, 3)),
+    Case("halves_that_no_group_has", 70, 48, 136, (0, 0)),
 )
 
 

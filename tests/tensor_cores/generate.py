@@ -1,11 +1,10 @@
 """The bundle of sm_100a for an H200, with tensor cores in software; all else is the real code.
 
-    python tests/tensor_cores/generate.py OUT [MODULE...]
+    python tests/tensor_cores/generate.py OUT
     fusegen build OUT/sm_90a_tcgen05
     FUSEGEN_TEST_BUNDLE=OUT/sm_90a_tcgen05 pytest tests/gpu
 
-It is slow, for small shapes, and nothing is measured by it.  A kernel's tensor memory is of its
-CTA, so that it may run once at a time; it runs on a few CTAs only.
+It is slow, for small shapes, and nothing is measured by it.
 """
 
 from __future__ import annotations
@@ -14,25 +13,35 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fusegen.ir.naming import Cell
 from fusegen.spec.points import point_of
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+
+import further
+import twin_cells
+from walkthroughs.walk import installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ARCH = "sm_90a_tcgen05"
-MODULES = ("linear", "grouped_linear", "grouped_mlp", "linear_activation_silu", "quantize")
 RECIPES = ROOT / "tests" / "numerics" / "specs"
 DECODED = "fp8_free_1x64"
 """One that no instruction reads, in a folder of specs, beside all that are shipped."""
 _LEAST_COLUMNS = (256, 128)
 """Of results that the first and the second configuration of a kind are for."""
-OPTION = "add_to_main_grad"
-"""Of one module, beside that without."""
+
+
+def cells() -> tuple[Cell, ...]:
+    """All of the bundle."""
+    return (*twin_cells.cells(), *(Cell(module, DECODED) for module in twin_cells.MODULES))
 
 
 def twin_of(arch: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,8 +87,8 @@ def write_spec(folder: Path) -> None:
     path.write_text(yaml.safe_dump(twin_of(yaml.safe_load(shipped)), sort_keys=False), "utf-8")
 
 
-def generate(out: Path, modules: Sequence[str]) -> Path:
-    """The bundle below a folder; where it lies.
+def generate(out: Path, wanted: Iterable[Cell]) -> Path:
+    """The bundle of some cells below a folder; where it lies.
 
     A registry of families is complete once fusegen is imported, so that processes of their own
     generate it, which find the extension installed.
@@ -87,25 +96,19 @@ def generate(out: Path, modules: Sequence[str]) -> Path:
     Raises:
         CalledProcessError: it could not be generated; the command has said why.
     """
-    sys.path.append(str(ROOT / "tests"))
-    from walkthroughs.walk import installed
-
     packages, specs = out / "packages", out / f"{ARCH}_specs"
     shutil.rmtree(packages, ignore_errors=True)
     installed(packages, HERE)
     write_spec(specs)
     paths = (ROOT / "generator", packages, os.environ.get("PYTHONPATH"))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(str(each) for each in paths if each)}
-    recipes = sorted(path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml"))
-    command = [sys.executable, "-m", "fusegen", "generate", "--arch", ARCH]
-    command += ["--out", str(out), "--specs", str(specs), "--specs", str(RECIPES)]
-    command += [word for recipe in (*recipes, DECODED) for word in ("--recipe", recipe)]
-    every = [word for name in modules for word in ("--module", name)]
-    subprocess.run([*command, *every], env=env, check=True)
-    option = ["--module", "grouped_linear", "--option", OPTION]
-    subprocess.run([*command, *option], env=env, check=True)
+    command = [sys.executable, "-m", "fusegen", "generate", "--out", str(out)]
+    command += [word for folder in (specs, RECIPES) for word in ("--specs", str(folder))]
+    targets = further.write_targets(specs, ARCH, {ARCH: wanted})
+    command += [word for target in targets for word in ("--target", target)]
+    subprocess.run(command, env=env, check=True)
     return out / ARCH
 
 
 if __name__ == "__main__":
-    print(generate(Path(sys.argv[1]).resolve(), sys.argv[2:] or MODULES))
+    print(generate(Path(sys.argv[1]).resolve(), cells()))

@@ -14,6 +14,7 @@ from fusegen.passes.pipeline import resolve_module
 from .gpu_files import load
 
 twins = load("mma_twins")
+twin_cells = load("twin_cells")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> api.SpecSet:
     return api.load_specs(api.Folders(specs=(folder,)))
 
 
-@pytest.mark.parametrize("cell", twins.cells(), ids=str)
+@pytest.mark.parametrize("cell", twin_cells.cells(), ids=str)
 def test_a_cell_has_the_kernels_of_its_own_architecture(specs: api.SpecSet, cell: object) -> None:
     found, wanted = resolve_module(specs, cell, twins.NAME), plan_of(twins.OF, cell)
     assert found.status is wanted.status is Status.NATIVE

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import WHOLE_ROWS, Family
+from .family import Family
 from .mma_sync import Operands, contract_by
 
 GEMM_MMA = Family(
@@ -12,7 +13,7 @@ GEMM_MMA = Family(
     GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
-    stores=WHOLE_ROWS,
+    stores=tuple(Store),
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
     contracts=(contract_by(r"HMMA\.16816\.F32"),),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..ir.kernel import Store
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
-from .family import WHOLE_ROWS, Family
+from .family import Family
 from .tcgen05 import ARCH, Operands, contracts_of
 
 GEMM_TCGEN05 = Family(
@@ -12,7 +13,7 @@ GEMM_TCGEN05 = Family(
     GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
-    stores=WHOLE_ROWS,
+    stores=tuple(Store),
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bits=16).configured,

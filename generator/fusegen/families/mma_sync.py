@@ -14,7 +14,7 @@ from math import prod
 from pydantic.dataclasses import dataclass as validated
 
 from ..ir.fields import STRICT, Positive
-from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Work
+from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GATED, GemmKind, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
 from .contract import Contract
@@ -27,6 +27,7 @@ _LINES = 8  # whose chunks are permuted in turn
 _STAGE_BYTES = (64, 128)  # of a stage along K: two or four steps of an MMA
 _TRANSPOSED_BITS = 16  # of elements that `ldmatrix` transposes, so that any major can be read
 _OF_A_WARP = (16, 32, 64, 128)  # rows or columns: `ldmatrix` reads 16, and steps are powers of two
+_GATED_COLUMNS = 32  # of a warp at least: units of 8, and 16 rows of them to a warp's store
 _OF_WORDS = 32  # rows whose scales are as far apart as their blocks of 8 and 16
 _SWIZZLED = 64  # rows or columns of a tile whose chunks are permuted together
 _SLAB_BYTES = 2048  # `kSlabBytes`: of a warp, for results on their way out
@@ -150,6 +151,8 @@ class Operands:
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
         yield from self._shape_problems(config)
+        if kind is GemmKind.FPROP and variant.store in GATED:
+            yield from self._gated_problems(config)
         if config.stages < _LEAST_STAGES:
             yield f"expected {_LEAST_STAGES} stages at least"
         most = limits[REGISTERS] // (config.ctas * config.threads)
@@ -167,6 +170,15 @@ class Operands:
                 f"{config.ctas} CTAs of {shared} bytes of shared memory, an SM has"
                 f" {limits[SHARED_MEMORY]} for one"
             )
+
+    def _gated_problems(self, config: MmaConfig) -> Iterator[str]:
+        """``HalvesOfWarps``: halves of a warp's columns, and each thread's lines of them."""
+        columns = config.tile[1] // config.warps[1]
+        if columns < _GATED_COLUMNS:
+            yield f"expected {_GATED_COLUMNS} columns of a warp where results are gated, at least"
+        step = config.threads // max(1, config.tile[2] * self.element_bits // _CHUNK_BITS)
+        if step and step % columns and columns // 2 % step:
+            yield f"{config.threads} threads do not share {columns} columns of a warp by halves"
 
     def _shape_problems(self, config: MmaConfig) -> Iterator[str]:
         *extents, k = config.tile

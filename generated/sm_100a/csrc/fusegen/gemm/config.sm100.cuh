@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/common/rows.h"
 #include "fusegen/gemm/config_fp8.cuh"
@@ -66,7 +67,10 @@ struct Tcgen05TileTraits {
 
   // A K-major box has no more rows than a group may lack; any other one is a swizzle's row wide.
   static constexpr int kBoxRowsA = a == StageMajor::K ? 64 : kSwizzleBytes * 8 / kBits;
-  static constexpr int kBoxWidthB = b == StageMajor::K ? 128 : kSwizzleBytes * 8 / kBits;
+  // Of a gated result, a box of B is of one half of the weight's rows.
+  static constexpr int kBoxWidthB = b != StageMajor::K             ? kSwizzleBytes * 8 / kBits
+                                    : is_gated(store) && kTileN < 256 ? kTileN / 2
+                                                                   : 128;
   static constexpr int kLoadedN = kTileN / kCluster;  // columns of B that a CTA loads
   static constexpr int kBoxesA = kTileM / kBoxRowsA;
   static constexpr int kBoxesB = kLoadedN / kBoxWidthB;
@@ -135,7 +139,9 @@ struct Tcgen05Traits : Tcgen05TileTraits<tcgen05::Kind::f16, Element, Element, k
   static constexpr Gemm kKind = kind;
   using Walk = Walker<kind, typename Config::Whole>;
   using Source = TileSource<kind, typename Config::Whole>;
-  using Coordinates = PlainCoordinates<kind>;
+  static_assert(kind == Gemm::fprop || !is_gated(store));
+  using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,
+                                         PlainCoordinates<kind>>;
 };
 
 // Codes of 8 bits.

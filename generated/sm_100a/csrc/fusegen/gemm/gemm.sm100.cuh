@@ -35,6 +35,7 @@
 #include "fusegen/load/tma_loader.sm90.cuh"
 #include "fusegen/mainloop/tcgen05.sm100.cuh"
 #include "fusegen/mainloop/tensor_sums.sm100.cuh"
+#include "fusegen/sink/gated_store.sm90.cuh"
 #include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/sink/stored.cuh"
 #include "fusegen/visit/gemm_visitors.cuh"
@@ -118,9 +119,11 @@ struct StoringWarp {
       sums.full[sum.slot].wait(sum.phase);
       tcgen05::fence_after_sync();
     }
-    float registers[1][32];
+    float registers[2][32];
     const Values values{memory + sums.column(sum.slot), lane, nothing, registers};
-    if (!(adds(T::kStore) && nothing)) {
+    if constexpr (is_gated(T::kStore)) {
+      store_halves(values, visitors, sink, tile, row, columns / 2);
+    } else if (!(adds(T::kStore) && nothing)) {
       store_fragment(values, visitors, sink, tile, place, columns);
     }
     if (nothing) return;
@@ -177,7 +180,9 @@ __device__ void run_tcgen05_cta(const Loader& loader, const Visits& visits,
   control.order.template sort<T::kThreads>(walk, cta.buffers());
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp == 0 && cta.lane == 0) {
-    loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
+    // Of a gated result both halves of every tile are loaded, whatever there is of them.
+    const int32_t loaded = is_gated(T::kStore) ? INT32_MAX : columns;
+    loader.run(cta.shared, control.stages, control.ring, loaded, cta.rank);
     let_next_kernel_start();
   } else if (cta.warp == 1) {
     using Halves = HalvesOf<T, typename T::Source>;
@@ -250,7 +255,7 @@ static Status launch_tcgen05_gemm(const GemmArguments& in, Stream& stream,
   Status status = encode_operands<kind, Element, Result, T>(in, &a, &b, &d);
   if (!status.ok()) return status;
   Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element>(in.epilogue, columns_of<kind>(in), &epilogue);
+  status = encode_epilogue<Element, T::kTileN>(in.epilogue, columns_of<kind>(in), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,

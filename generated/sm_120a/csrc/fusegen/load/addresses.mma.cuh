@@ -36,4 +36,37 @@ struct PlainAddresses {
   }
 };
 
+// Operands of a gated fprop: the tile's columns of the first half of the weight's rows.
+struct GatedAddresses : PlainAddresses<Gemm::fprop> {
+  __device__ static const uint8_t* b(const MmaOperands& in, const Tile& tile, const Shape& shape) {
+    const int64_t matrix = int64_t(tile.group) * shape.n;
+    return in.b + (matrix + tile.column / 2) * in.pitch_b;
+  }
+};
+
+// Which line of an operand each line of its tile is, counted from the tile's first: the same.
+struct EveryLine {
+  static constexpr int kHalves = 1;
+  __host__ __device__ static constexpr int line(int of_tile) { return of_tile; }
+  __host__ __device__ static constexpr bool is_second(int) { return false; }
+  // Whether lines that many apart are the sum of where they begin and of what they are apart.
+  static constexpr bool adds(int) { return true; }
+};
+
+// Of two halves of an operand, so that each warp has as many columns of the first half as of the
+// second one behind them, and the same ones.
+template <int WarpColumns>
+struct HalvesOfWarps {
+  static constexpr int kHalves = 2;
+  __host__ __device__ static constexpr int line(int of_tile) {
+    return of_tile / WarpColumns * (WarpColumns / 2) + of_tile % (WarpColumns / 2);
+  }
+  __host__ __device__ static constexpr bool is_second(int of_tile) {
+    return of_tile % WarpColumns >= WarpColumns / 2;
+  }
+  static constexpr bool adds(int step) {
+    return step % WarpColumns == 0 || WarpColumns / 2 % step == 0;
+  }
+};
+
 }  // namespace fusegen

@@ -5,7 +5,7 @@
 // groups of tokens whose sizes only the device knows, or over one dense matrix. All warps do the
 // same: each finds the CTA's tiles by itself (tile_source/), copies its share of both operands
 // (load/cp_async.mma.cuh), multiplies its part of the tile (mainloop/mma.mma.cuh) and stores that
-// (sink/plain.cuh). A tile's first stages are on their way before the results of the one before it
+// (sink/plain.cuh, sink/plain_gated.cuh). A tile's first stages are on their way before the results of the one before it
 // are stored, and no barrier stands between two tiles.
 #pragma once
 
@@ -23,6 +23,7 @@
 #include "fusegen/load/cp_async.mma.cuh"
 #include "fusegen/mainloop/mma.mma.cuh"
 #include "fusegen/sink/plain.cuh"
+#include "fusegen/sink/plain_gated.cuh"
 #include "fusegen/sink/store_fragment.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 #include "fusegen/visit/gemm_visitors.cuh"
@@ -33,10 +34,25 @@ namespace fusegen {
 template <class Change>
 struct MmaResult {
   void* d;
-  const void* other;  // what `change` loads
+  const void* other;  // what `change` loads, or its values of rows
   void* aux;          // for results before it; nullptr: nobody asks
   Change change;
 };
+
+template <class Element, Store store, bool Ragged, class Values, class Change>
+struct MmaSinkOf {
+  using Type = PlainSink<Element, store, Ragged, Values::kColumns, Change>;
+};
+template <class Element, class Values, class Change>
+struct MmaSinkOf<Element, Store::gated, true, Values, Change> {
+  using Type = PlainGatedSink<Element, Values, Change>;
+};
+template <class Element, class Values, class Change>
+struct MmaSinkOf<Element, Store::gated_aux, true, Values, Change> {
+  using Type = PlainGatedSink<Element, Values, Change>;
+};
+template <class Element, Store store, bool Ragged, class Values, class Change>
+using MmaSink = typename MmaSinkOf<Element, store, Ragged, Values, Change>::Type;
 
 // One CTA of a kernel.
 template <Gemm kind, class Element, Store store, class T, class Config, class Visits, class Change>
@@ -45,7 +61,8 @@ __device__ void run_mma_cta(const typename T::Operands& in, const MmaResult<Chan
                             const typename T::WarpSums& add_up = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Mainloop = MmaMainloop<kind, Config, T>;
-  using Sink = PlainSink<Element, store, kind != Gemm::wgrad, T::kWarpColumns, Change>;
+  using Values = Fragment<T::kWarpColumns, Mainloop::kRowBlocks>;
+  using Sink = MmaSink<Element, store, kind != Gemm::wgrad, Values, Change>;
   static_assert(Change::kLoads == loads(store));
   auto& control = *reinterpret_cast<MmaControl<kind, Config>*>(shared + T::kControlAt);
 
@@ -81,7 +98,6 @@ __device__ void run_mma_cta(const typename T::Operands& in, const MmaResult<Chan
     const Tile& tile = tiles[slot];
     find_tile(tiles[slot ^ 1]);
     const Place place{warp_row, tile.column + warp_column};
-    using Values = Fragment<T::kWarpColumns, Mainloop::kRowBlocks>;
     typename Mainloop::Accumulators totals = {};
     const Values fragment{totals, lane};
     auto visitors = visits.template begin<Values>(tile, place, columns, lane);
@@ -90,7 +106,12 @@ __device__ void run_mma_cta(const typename T::Operands& in, const MmaResult<Chan
     sink.start(tile, place);
     mainloop.run(sums, tile, tiles[slot ^ 1], copies, exists);
     if (!exists || (adds(store) && tile.k == 0)) continue;
-    store_fragment(fragment, visitors, sink, tile, place, columns);
+    if constexpr (is_gated(store)) {
+      const Place of_half{place.row, place.column / 2};
+      store_warp_halves(fragment, visitors, sink, tile, of_half, columns / 2);
+    } else {
+      store_fragment(fragment, visitors, sink, tile, place, columns);
+    }
   }
   sink.drain();
 }
@@ -139,6 +160,9 @@ template <Gemm kind, class Element, class Config, Store store = Store::io, class
 static Status launch_mma_gemm(const GemmArguments& in, Stream& stream, const Change& change = {}) {
   using T = MmaTraits<kind, Element, Config, store>;
   if (Status status = check_arguments(in); !status.ok()) return status;
+  if (is_gated(store) && in.n % (2 * kRowAlignment) != 0) {
+    return {static_cast<int>(cudaErrorInvalidValue), "gated n: a multiple of 16"};
+  }
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
   static std::atomic<uint64_t> shared_memory_allowed{0};

@@ -1,9 +1,8 @@
 // Fragments -> a slab of shared memory -> rows of global memory by ordinary stores.
 //
-// Lanes hold pairs of a column block's rows; memory wants whole rows. A warp puts 16 rows of 128
-// bytes into its own slab, permuted so that neither side meets in a bank, and every lane stores 16
-// bytes, eight lanes a row. Results that meet what a tensor has in their place read its 16 bytes
-// first. Rows past the group's end and columns past the result's are not touched.
+// Of what sink/slab.cuh says a lane stores 16 bytes, eight lanes a row. Results that meet what a
+// tensor has in their place read its 16 bytes first. Rows past the group's end and columns past the
+// result's are not touched.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +12,18 @@
 #include "fusegen/fragment/pairs.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/sink/change.cuh"
+#include "fusegen/sink/slab.cuh"
 #include "fusegen/sink/stored.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
-
-inline constexpr int kSlabBytes = 16 * 128;  // of one warp
 
 // How one warp stores its part of every tile, `Columns` wide: see sink/store_fragment.cuh.
 template <class Element, Store store, bool Ragged, int Columns, class Change = Keep>
 class PlainSink {
  public:
   using Result = Stored<Element, store>;
-  static constexpr int kUnit = 16 / sizeof(Result);  // elements that a lane stores at once
+  static constexpr int kUnit = Slab<sizeof(Result)>::kUnit;
   static constexpr int kColumns = Columns < 8 * kUnit ? Columns : 8 * kUnit;  // of one put
   static_assert(Columns % kColumns == 0 && 32 % (kColumns / kUnit) == 0);
 
@@ -36,7 +34,7 @@ class PlainSink {
       : d_(static_cast<Result*>(d)),
         other_(static_cast<const Result*>(other)),
         aux_(static_cast<Result*>(aux)),
-        slab_(slab),
+        slab_{slab},
         rows_(rows),
         columns_(columns),
         lane_(lane),
@@ -65,8 +63,7 @@ class PlainSink {
 #pragma unroll kUnrolled
     for (int i = 0; i < kCount; ++i) {
       if (i * kRowStep >= mine) continue;
-      const uint4 out =
-          *reinterpret_cast<const uint4*>(slab_ + offset(row() + i * kRowStep, unit()));
+      const uint4 out = slab_.unit(row() + i * kRowStep, unit() * kUnit);
       const uint4 other = others[i];
       const int64_t next = int64_t(i * kRowStep) * columns_;
       if (has_aux(store) && aux_ != nullptr) *reinterpret_cast<uint4*>(aux_ + at + next) = out;
@@ -87,13 +84,6 @@ class PlainSink {
   __device__ uint32_t row() const { return lane_ / kUnits; }
   __device__ uint32_t unit() const { return lane_ % kUnits; }
 
-  // Byte offset of a unit of 16 bytes. Eight rows' writes of 4 bytes a lane, or four rows' of 8,
-  // lie in all banks.
-  __device__ static uint32_t offset(uint32_t row, uint32_t unit) {
-    const uint32_t permutation = is_wide(store) ? row % 4 * 2 : row % 8;
-    return row * 128 + (unit ^ permutation) * 16;
-  }
-
   __device__ void load(uint4 (&others)[kCount], const Result* from, int32_t mine) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -104,7 +94,7 @@ class PlainSink {
 
   __device__ void fill(const Fragment<kColumns>& part) const {
     part.for_each_pair([&](int32_t row, int32_t column, float first, float second) {
-      uint8_t* const to = slab_ + offset(row, column / kUnit) + column % kUnit * sizeof(Result);
+      uint8_t* const to = slab_.at(row, column);
       if constexpr (is_wide(store)) {
         *reinterpret_cast<float2*>(to) = float2{first, second};
       } else {
@@ -116,7 +106,7 @@ class PlainSink {
   Result* d_;
   const Result* other_;
   Result* aux_;
-  uint8_t* slab_;
+  Slab<sizeof(Result)> slab_;
   int32_t rows_, columns_;
   uint32_t lane_;
   Change change_;

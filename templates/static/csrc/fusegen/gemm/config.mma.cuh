@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/common/rows.h"
 #include "fusegen/gemm/gemm.h"
@@ -11,7 +12,7 @@
 #include "fusegen/load/stage_scales.mma.cuh"
 #include "fusegen/mainloop/running_sums.mma.cuh"
 #include "fusegen/mainloop/warp_mma.mma.cuh"
-#include "fusegen/sink/plain.cuh"
+#include "fusegen/sink/slab.cuh"
 #include "fusegen/tile_source/tile.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 
@@ -70,6 +71,7 @@ struct MmaTileTraits {
                         Config::tile_k, kBits>;
   using B = StageLayout<kind == Gemm::fprop ? StageMajor::K : kSlowK, Config::tile_n,
                         Config::tile_k, kBits>;
+  using LinesOfB = EveryLine;
   static constexpr int kStages = Config::stages;
   static constexpr int kScalesAt = A::kBytes + B::kBytes;
   static constexpr int kStageBytes = kScalesAt + Scales::template kBytes<MmaTileTraits>;
@@ -95,7 +97,12 @@ struct MmaTileTraits {
 // Operands of 16 bits.
 template <Gemm kind, class Element, class Config, Store store>
 struct MmaTraits : MmaTileTraits<kind, WarpMma<Element>, Config> {
-  using Addresses = PlainAddresses<kind>;
+  using Tiles = MmaTileTraits<kind, WarpMma<Element>, Config>;
+  static_assert(!is_gated(store) || (kind == Gemm::fprop && Tiles::kWarpColumns >= 32),
+                "a half of a warp's columns is stored in units of 8");
+  using Addresses = std::conditional_t<is_gated(store), GatedAddresses, PlainAddresses<kind>>;
+  using LinesOfB =
+      std::conditional_t<is_gated(store), HalvesOfWarps<Tiles::kWarpColumns>, EveryLine>;
 };
 
 // What a unit states of its kernel, as the generator derived it, is what this file derives: two

@@ -9,6 +9,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
+#ifdef __CUDACC__
+#include <cuda/ptx>
+#endif
 
 #include <cstdint>
 #include <cstring>
@@ -19,34 +22,63 @@ namespace fusegen::tcgen05 {
 
 enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
 
-// Of a launch: each kernel has memory of its own, and a process that tests them all has all of it.
-// A warp multiplies a column of 32 rows at a time, which lie side by side.
-inline constexpr uint32_t kMostCtas = 32;
+// Of an SM, as the real one: stages leave no room for a second CTA on it, so that launches which run
+// at a time have memory of their own, too. A warp multiplies a column of 32 rows at a time, which lie
+// side by side.
+inline constexpr uint32_t kMostSms = 160;
 inline constexpr uint32_t kLanes = 128, kColumns = 512;
-using Columns = float[kColumns][kLanes];
+struct TensorMemory {
+  uint32_t* address;  // where the CTA keeps the address of what it has been given
+  float sums[kColumns][kLanes];
+};
 
 // In a function of the device, so that libraries have no image of it for the host, which has room
 // for 2 GiB of them.
-__device__ inline Columns& memory_of(uint32_t cta) {
-  static float memory[kMostCtas][kColumns][kLanes];
-  return memory[cta];
+__device__ inline TensorMemory& memory_of(uint32_t sm) {
+  static TensorMemory memory[kMostSms];
+  return memory[sm];
 }
 
-// Of an address: the upper half is a lane, the lower one a column; of the CTA `rank` of a pair.
-template <int Ctas>
-__device__ float& sum_at(uint32_t address, uint32_t rank = 0) {
-  const uint32_t cta = Ctas == 1 ? blockIdx.x : blockIdx.x / Ctas * Ctas + rank;
-  return memory_of(cta)[address & 0xffff][address >> 16];
+// On the CPU every CTA has an SM.
+__device__ inline uint32_t this_sm() {
+#ifdef __CUDA_ARCH__
+  return cuda::ptx::get_sreg_smid();
+#else
+  return blockIdx.x;
+#endif
 }
+
+// An address has the column in its lower half and the lane in the upper one, and above that, where
+// the hardware's has nothing, the SM.
+inline constexpr int kLaneAt = 16, kSmAt = 23;
 
 template <int Columns, int Ctas>
 __device__ void allocate(uint32_t* to) {
   static_assert(Columns >= 32 && Columns <= int(kColumns) && (Columns & (Columns - 1)) == 0);
+  const uint32_t sm = this_sm();
 #ifdef __CUDA_ARCH__
-  if (blockIdx.x >= kMostCtas) __trap();
+  if (sm >= kMostSms) __trap();
 #endif
-  *to = 0;
+  memory_of(sm).address = to;
+  *to = sm << kSmAt;
 }
+
+__device__ inline float& sum_at(uint32_t address) {
+  return memory_of(address >> kSmAt).sums[address & 0xffff][address >> kLaneAt & (kLanes - 1)];
+}
+
+// An address of this CTA's, in the memory of the CTA `rank` of its pair.
+template <int Ctas>
+__device__ uint32_t of_rank(uint32_t address, uint32_t rank) {
+  if constexpr (Ctas == 1) {
+    return address;
+  } else {
+    const void* const own = memory_of(this_sm()).address;
+    const uint32_t base = *static_cast<const uint32_t*>(__cluster_map_shared_rank(own, rank));
+    return base | (address & ((1u << kSmAt) - 1));
+  }
+}
+
 template <int Columns, int Ctas>
 __device__ void deallocate(uint32_t) {}
 
@@ -123,15 +155,15 @@ struct Matrix {
   }
 };
 
-// The scales of one operand, four bytes of each row, in the tensor memory of a CTA.
+// The scales of one operand, four bytes of each row, in tensor memory.
 template <Kind kind, int Ctas>
 struct ScaleWords {
   uint32_t address, byte;
 
-  __device__ float at(int row, int k, uint32_t rank) const {
+  __device__ float at(int row, int k) const {
     if constexpr (kind == Kind::mxf8f6f4 || kind == Kind::mxf4nvf4) {
-      const uint32_t place = address + (uint32_t(row % 32) << 16) + row / 32;
-      const uint32_t word = __float_as_uint(sum_at<Ctas>(place, rank));
+      const uint32_t place = address + (uint32_t(row % 32) << kLaneAt) + row / 32;
+      const uint32_t word = __float_as_uint(sum_at(place));
       if constexpr (kind == Kind::mxf8f6f4) {
         const uint32_t exponent = word >> byte * 8 & 255;
         return __uint_as_float(exponent == 0 ? 1u << 22 : exponent << 23);
@@ -167,22 +199,23 @@ __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instructio
   constexpr int kDepth = 256 / bits_of(kind);
   Matrix<kind, Ctas> of_a(a, instruction >> 15 & 1, instruction >> 7 & 7);
   Matrix<kind, Ctas> of_b(b, instruction >> 16 & 1, instruction >> 10 & 7);
-  const ScaleWords<kind, Ctas> scales_a{scale_a, instruction >> 29 & 3};
-  const ScaleWords<kind, Ctas> scales_b{scale_b, instruction >> 4 & 3};
   const int columns = int(instruction >> 17 & 63) * 8, rows = int(instruction >> 24 & 31) * 16;
   const int own_rows = rows / Ctas, own_columns = columns / Ctas;
   for (int every = int(threadIdx.x % 32); every < rows; every += 32) {
     const int row = every % own_rows;
     const uint32_t rank = uint32_t(every / own_rows);
     of_a.rank = rank;
+    const ScaleWords<kind, Ctas> scales_a{of_rank<Ctas>(scale_a, rank), instruction >> 29 & 3};
+    const ScaleWords<kind, Ctas> scales_b{of_rank<Ctas>(scale_b, rank), instruction >> 4 & 3};
+    const uint32_t first = of_rank<Ctas>(d, rank) + (uint32_t(row) << kLaneAt);
     float left[kDepth];
-    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k, rank);
+    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k);
     for (int column = 0; column < columns; ++column) {
       of_b.rank = uint32_t(column / own_columns);
-      float& to = sum_at<Ctas>(d + (uint32_t(row) << 16) + column, rank);
+      float& to = sum_at(first + column);
       float right[kDepth], sum = add ? to : 0.f;
       for_all_lanes(right, [&](int k) {
-        return of_b.at(column % own_columns, k) * scales_b.at(column, k, rank);
+        return of_b.at(column % own_columns, k) * scales_b.at(column, k);
       });
       for (int k = 0; k < kDepth; ++k) sum += left[k] * right[k];
       to = sum;
@@ -205,7 +238,7 @@ __device__ void copy_atom(uint32_t to, uint64_t from) {
       float word;
       memcpy(&word, row + 4 * i, sizeof word);
       for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-        sum_at<Ctas>(to + ((quarter * 32 + lane) << 16) + i, rank) = word;
+        sum_at(of_rank<Ctas>(to, rank) + ((quarter * 32 + lane) << kLaneAt) + i) = word;
       }
     }
   }
@@ -229,32 +262,10 @@ __device__ void load_strip(float (&to)[Count], uint32_t from) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < Count; ++i) {
     const uint32_t row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[i] = memory_of(blockIdx.x)[(from & 0xffff) + column][(from >> 16) + row];
+    to[i] = sum_at(from + (row << kLaneAt) + column);
   }
 }
 
 }  // namespace fusegen::tcgen05
-
-#ifdef __CUDACC__
-#include <algorithm>
-
-#include "fusegen/gemm/arguments.cuh"
-
-namespace fusegen {
-
-// As `launch_cta`, on no more CTAs than there is tensor memory for.
-template <Gemm kind, class T, class Config, class... Parameters>
-Status launch_few(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& allowed,
-                  GemmArguments in, Stream& stream,
-                  const std::common_type_t<Parameters>&... parameters) {
-  in.sm_count = std::min<decltype(in.sm_count)>(in.sm_count, tcgen05::kMostCtas);
-  // In braces it is nothing that GCC deduces `Parameters` from, which it does not manage.
-  return launch_cta<kind, T, Config, Parameters...>({kernel}, allowed, in, stream, parameters...);
-}
-
-}  // namespace fusegen
-
-#define launch_cta launch_few
-#endif
 
 #endif  // FUSEGEN_TCGEN05
