@@ -73,10 +73,7 @@ ALL = (FAST, BROAD, OPTIONS, KERNELS)
 """What CI runs."""
 
 FEW = 3
-"""Parameters of one test of `BROAD.places` that the tier of fast ones runs."""
-
-MOST = 5
-"""Parameters of one slow test that CI runs."""
+"""Parameters of one test that its tier runs, where another one runs the rest."""
 
 LONGEST = (
     "tests/generated/test_sampled_options.py",
@@ -131,12 +128,12 @@ def tiers_of(tests: Collection[str], path: str, tier: Tier) -> dict[str, Tier]:
         tier: that it belongs to.
     """
     if tier is FAST and BROAD.holds(path):
-        most, others = FEW, BROAD
+        others = BROAD
     elif tier in (OPTIONS, KERNELS) and not _is_of_bundle(path):
-        most, others = MOST, EXHAUSTIVE
+        others = EXHAUSTIVE
     else:
         return dict.fromkeys(tests, tier)
-    sample_of_them = spread(tests, most)
+    sample_of_them = spread(tests, FEW)
     return {each: tier if each in sample_of_them else others for each in tests}
 
 

@@ -174,6 +174,8 @@ PROGRAMS = {"mma": GEMMS, "mma_fp8": FP8, "mma_atoms": ATOMS}
 SHORT = Case("short", 150, 72, 136, (1, 0, 33, 2, 0, 0, 64, 20))
 ALL_CASES = (*CASES, SHORT)
 FORWARD, BACKWARD = Gemm("fprop", SQUARE), Gemm("dgrad", SQUARE)
+OF_HALVES_OF_A_WARP = Gemm("fprop", SQUARE, "gated")
+FOR_EVERY_STORE = OF_HALVES[0]  # columns that any store can have
 
 # Which tile is chosen depends on the sizes and on the device's memory; what comes out must not. Of
 # gradients in fp32 every bit of the sums shows.
@@ -201,7 +203,7 @@ BACKWARDS = [
     )
 ]
 
-BROKEN = (FORWARD, BACKWARD, *FP8, *ATOMS)
+BROKEN = (FORWARD, BACKWARD, OF_HALVES_OF_A_WARP, *FP8, *ATOMS)
 # Each in a program of its own: one place, so that what is noticed is that.
 FAULTS = {
     # Stages are read before their copies are waited for, and so are the last ones left.
@@ -230,6 +232,16 @@ FAULTS = {
         BACKWARD.name,
         "an access to global memory outside every tensor",
     ),
+    # A warp has gate where it should have up.
+    "halves": Fault(
+        "load/addresses.mma.cuh",
+        "return of_tile % WarpColumns >= WarpColumns / 2;",
+        "return false && of_tile > 0;",
+        OF_HALVES_OF_A_WARP.name,
+        ", not ",
+    ),
+}
+FAULTS_OF_CODES = {
     # Rows of codes end within 16 bytes, and memory goes on behind them.
     "row": Fault(
         "load/cp_async.mma.cuh",
@@ -262,6 +274,8 @@ FAULTS = {
         FP8[2].name,
         ", not ",
     ),
+}
+FAULTS_OF_ATOMS = {
     # One byte of one lane's scale is another row's.
     "byte": Fault(
         "load/scale_atoms.mma.cuh",
@@ -325,11 +339,26 @@ def test_gemms(gemm: Gemm, cache: Path) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_noticed(name: str, cache: Path) -> None:
-    fault = FAULTS[name]
+    notice(name, FAULTS[name], cache)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_CODES)
+def test_faults_of_codes_are_noticed(name: str, cache: Path) -> None:
+    notice(name, FAULTS_OF_CODES[name], cache)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_ATOMS)
+def test_faults_of_atoms_are_noticed(name: str, cache: Path) -> None:
+    notice(name, FAULTS_OF_ATOMS[name], cache)
+
+
+def notice(name: str, fault: Fault, cache: Path) -> None:
     headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), [fault])
     entries = [gemm.entry() for gemm in BROKEN if gemm.name == fault.gemm]
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, headers)
-    fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)
+    fault.check(
+        run(program.build(cache / program.name), fault.gemm, [FOR_EVERY_STORE]), FOR_EVERY_STORE
+    )
 
 
 TWIN = Fault(

@@ -15,7 +15,6 @@ from sim.program import (
     CASES,
     HEADERS,
     OF_HALVES,
-    RAGGED,
     Case,
     Fault,
     Program,
@@ -151,6 +150,8 @@ OF_PAIR, OF_PAIR_MX = (
     next(each for each in GEMMS if each.config == config) for config in (PAIR, PAIR_MX)
 )
 ALONG_MX = next(each for each in GEMMS if each.kind == "wgrad" and each.codes.endswith("mx"))
+OF_ROWS_HALVES = next(each for each in GEMMS if each.store == "gated")
+FOR_EVERY_STORE = OF_HALVES[0]  # columns that any store can have
 # Tiles of long groups are added by TMA, of short ones by warps.
 LONG_GROUP = Case("long_group", 1360, 72, 136, (20, 1300, 0, 40))
 # Tiles of 256 rows of which the second CTA has some, all or none.
@@ -224,6 +225,24 @@ FAULTS = {
         ALONG_CODES.name,
         ", not ",
     ),
+    # Both strips of a warp are the first one.
+    "strip": Fault(
+        "fragment/tensor_memory.sm100.cuh",
+        "(uint32_t(strip) * kStripStep << 16)",
+        "0",
+        BACKWARD.name,
+        ", not ",
+    ),
+    # Both boxes of B are of gate.
+    "gate": Fault(
+        "load/coordinates.sm90.cuh",
+        "(column - tile.column) / BoxWidthB",
+        "0",
+        OF_ROWS_HALVES.name,
+        ", not ",
+    ),
+}
+FAULTS_OF_SCALES = {
     # Scales lie where a group's tokens do, and not with its first atom.
     "atoms": Fault(
         "load/scale_atoms.sm90.cuh",
@@ -232,6 +251,16 @@ FAULTS = {
         ALONG_MX.name,
         ", not ",
     ),
+    # Scales of the next step's elements.
+    "scale": Fault(
+        "mainloop/tensor_sums.sm100.cuh",
+        "scale_byte(kBytes * step)",
+        "scale_byte(kBytes * (step ^ 1))",
+        ALONG_MX.name,
+        ", not ",
+    ),
+}
+FAULTS_OF_PAIRS = {
     # The first CTA does not wait for what the second one loads.
     "peer": Fault(
         "mainloop/tensor_sums.sm100.cuh",
@@ -264,14 +293,6 @@ FAULTS = {
         OF_PAIR.name,
         "deadlock:",
     ),
-    # Both strips of a warp are the first one.
-    "strip": Fault(
-        "fragment/tensor_memory.sm100.cuh",
-        "(uint32_t(strip) * kStripStep << 16)",
-        "0",
-        BACKWARD.name,
-        ", not ",
-    ),
 }
 
 
@@ -303,14 +324,32 @@ def test_gemms(gemm: Gemm, cache: Path) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_noticed(name: str, cache: Path) -> None:
-    fault = FAULTS[name]
+    notice(name, FAULTS[name], cache)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_SCALES)
+def test_faults_of_scales_are_noticed(name: str, cache: Path) -> None:
+    notice(name, FAULTS_OF_SCALES[name], cache)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_PAIRS)
+def test_faults_of_pairs_are_noticed(name: str, cache: Path) -> None:
+    notice(name, FAULTS_OF_PAIRS[name], cache)
+
+
+def notice(name: str, fault: Fault, cache: Path) -> None:
     entries = [
         gemm.entry()
-        for gemm in (FORWARD, BACKWARD, ALONG, ALONG_CODES, ALONG_MX, OF_PAIR, OF_PAIR_MX)
+        for gemm in (
+            *(FORWARD, BACKWARD, ALONG, ALONG_CODES, ALONG_MX),
+            *(OF_PAIR, OF_PAIR_MX, OF_ROWS_HALVES),
+        )
     ]
     broken = break_headers(headers(), [fault])
     program = Program(f"broken_{name}", FAMILY_HEADER, entries, broken)
-    fault.check(run(program.build(cache / program.name), fault.gemm, [RAGGED]), RAGGED)
+    fault.check(
+        run(program.build(cache / program.name), fault.gemm, [FOR_EVERY_STORE]), FOR_EVERY_STORE
+    )
 
 
 def test_tiles_of_the_shipped_spec_are_run() -> None:

@@ -71,8 +71,8 @@ def test_of_many_parameters_some_are_chosen_and_no_other_ones_when_more_come() -
     [
         ("tests/unit/test_a.py", FAST, {FAST: tiers.FEW, BROAD: 100 - tiers.FEW}),
         ("tests/numerics/test_a.py", FAST, {FAST: 100}),
-        ("tests/unit/test_a.py", OPTIONS, {OPTIONS: tiers.MOST, EXHAUSTIVE: 100 - tiers.MOST}),
-        ("tests/compile/test_a.py", KERNELS, {KERNELS: tiers.MOST, EXHAUSTIVE: 100 - tiers.MOST}),
+        ("tests/unit/test_a.py", OPTIONS, {OPTIONS: tiers.FEW, EXHAUSTIVE: 100 - tiers.FEW}),
+        ("tests/compile/test_a.py", KERNELS, {KERNELS: tiers.FEW, EXHAUSTIVE: 100 - tiers.FEW}),
         ("generated/cpu/tests/test_a__b.py", FAST, {FAST: 100}),
         ("generated/cpu/tests/test_a__b.py", OPTIONS, {OPTIONS: 100}),
         ("tests/gpu/test_a.py", tiers.GPU, {tiers.GPU: 100}),

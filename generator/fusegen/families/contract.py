@@ -12,6 +12,8 @@ from ..ir.kernel_set import Variant
 
 MOST_REGISTERS = 255
 """That one thread can have."""
+CPU_SECONDS_OF_CUTLASS = 60
+"""Of the compiler, at most, for a unit that includes CUTLASS."""
 STATIC_SHARED_MEMORY = 48 * 1024
 """Bytes that a kernel can lay out without asking for them at its launch."""
 
@@ -45,8 +47,8 @@ class Contract:
     launch_memory: Mapping[str, int] = field(default_factory=dict)
     opcodes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    cpu_seconds: float = 60
-    gibibytes: float = 1
+    cpu_seconds: float = 30
+    gibibytes: float = 0.75
     point: str = ""
     registers_on: Mapping[str, int] = field(default_factory=dict)
 

@@ -13,5 +13,5 @@ NORM_GRAD = Family(
     summary="The gradients of a norm of rows.",
     device="norm/norm_grad.cuh",
     row_alignment=8,
-    contracts=(Contract(registers=128),),
+    contracts=(Contract(registers=128, cpu_seconds=60),),
 )

@@ -17,5 +17,5 @@ NORM_QUANTIZE = Family(
     row_alignment=8,
     layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     most_history=1024,  # `kMostSlots` of quantize.h
-    contracts=(Contract(registers=128),),
+    contracts=(Contract(registers=128, cpu_seconds=60),),
 )

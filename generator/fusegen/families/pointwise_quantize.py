@@ -25,5 +25,5 @@ POINTWISE_QUANTIZE = Family(
     layout=LayoutNeeds(GROUPS_START, untransposed=FP8),
     transformed=(NV_1X16,),
     most_history=1024,  # `kMostSlots` of quantize.h
-    contracts=(Contract("", _REGISTERS, _SHARED, _PARKED),),
+    contracts=(Contract("", _REGISTERS, _SHARED, _PARKED, cpu_seconds=60),),
 )

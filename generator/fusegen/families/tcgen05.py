@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Store, Work
 from ..ir.kernel_set import Variant
-from .contract import Contract
+from .contract import CPU_SECONDS_OF_CUTLASS, Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 
@@ -208,7 +208,18 @@ def contracts_of(multiply: str, *more: str) -> tuple[Contract, ...]:
         each
         for point, opcodes, without in ways
         for each in (
-            Contract(_ADDS, opcodes=(*opcodes, "UTMAREDG"), without=without, point=point),
-            Contract(opcodes=opcodes, without=(*without, "UTMAREDG"), point=point),
+            Contract(
+                _ADDS,
+                opcodes=(*opcodes, "UTMAREDG"),
+                without=without,
+                cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+                point=point,
+            ),
+            Contract(
+                opcodes=opcodes,
+                without=(*without, "UTMAREDG"),
+                cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+                point=point,
+            ),
         )
     )

@@ -17,7 +17,7 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
-from .contract import Contract
+from .contract import CPU_SECONDS_OF_CUTLASS, Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 
@@ -247,8 +247,15 @@ def contracts_of(multiply: str) -> tuple[Contract, ...]:
     opcodes = (rf"{multiply}\.", "UTMALDG", "UTMASTG")
     others = tuple(rf"{each}\." for each in ("HGMMA", "QGMMA", "HMMA") if each != multiply)
     return (
-        Contract(r"(^|_)add(_io)?$", opcodes=(*opcodes, "UTMAREDG"), without=others),
-        Contract(opcodes=opcodes, without=(*others, "UTMAREDG")),
+        Contract(
+            r"(^|_)add(_io)?$",
+            opcodes=(*opcodes, "UTMAREDG"),
+            without=others,
+            cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+        ),
+        Contract(
+            opcodes=opcodes, without=(*others, "UTMAREDG"), cpu_seconds=CPU_SECONDS_OF_CUTLASS
+        ),
     )
 
 
