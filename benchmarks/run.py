@@ -1,6 +1,7 @@
 """Benchmarks of fusegen.
 
     python benchmarks/run.py grouped main_grad host mlp          on a machine with a GPU
+    python benchmarks/run.py ranks                               on a machine with two or more
     python benchmarks/run.py model --quick                       a smaller one, not recorded
     python benchmarks/run.py mlp --case "qwen3 zipf" --rounds 30  some cases, more of their rounds
     FUSEGEN_TEST_DEVICE=cpu python benchmarks/run.py mlp --quick does it run? on the reference
@@ -39,6 +40,7 @@ GPU = {
     "dropout": ("dropout", "dropout"),
     "moe_ops": ("moe_ops", "moe_ops"),
     "moe_layer": ("moe_layer", "moe_layer"),
+    "ranks": ("ranks", "ranks"),
     "router": ("router", "router"),
     "softmax": ("softmax", "softmax"),
     "mlp": ("mlp", "mlp"),
@@ -52,8 +54,8 @@ GPU = {
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
-# Not among those that are run without a name: it wants another bundle beside ours.
-ON_REQUEST = ("revisions",)
+# Not among those that are run without a name: one wants another bundle beside ours, one two GPUs.
+ON_REQUEST = ("ranks", "revisions")
 # What can be told to measure less.
 QUICK = (
     "grouped",
@@ -67,6 +69,7 @@ QUICK = (
     "dropout",
     "moe_ops",
     "moe_layer",
+    "ranks",
     "router",
     "softmax",
     "mlp",

@@ -3,11 +3,12 @@
     python tests/compile/compile_all.py [ARCH...] [--sample] [--unit TEXT] [--record] [--jobs N]
 
 Without architectures, all that have kernels. `--sample` takes the cells that stand for the others
-(`SAMPLE`), `--unit` the units whose names hold a text; `--record` keeps what was found for
-docs/architectures.md, after every few units, so that a run which is ended loses next to nothing:
-its objects are cached, and the next run goes on with what they lack. Exit code 1 if a contract is
-broken; a unit that breaks its own is not recorded. What calls kernels is compiled with the
-committed bundles, by `make test-kernels`.
+(`SAMPLE`), `--unit` the units whose names hold a text, such as those of a family that was changed;
+`--record` keeps what was found for docs/architectures.md, after every few units, so that a run
+which is ended loses next to nothing: its objects are cached, and the next run goes on with what
+they lack.
+Exit code 1 if a contract is broken; a unit that breaks its own is not recorded. What calls kernels
+is compiled with the committed bundles, by `make test-kernels`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Compiled:
         complete: whether every unit of every cell was compiled, and keeps its contract.
         cells: how many were planned.
         whole: number of units that all cells have; None where they were not all planned.
+        names: of these units; none where they were not all planned, and none of what is read.
         units: those that keep their contracts, by name.
         broken: what of their contracts the others do not keep, by name.
     """
@@ -97,6 +99,7 @@ class Compiled:
     whole: int | None
     units: Mapping[str, Unit]
     broken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
 
 
 def cells_of(specs: SpecSet, *, sample: bool) -> Iterator[Cell]:
@@ -171,7 +174,10 @@ def compiled(
     namespace = default_namespace(DEFAULT_PREFIX, arch)
     files = polish(render_kernels(seen(), spec, namespace, Inputs().renderer(())))
     wanted = tuple(name for name in families if unit in Path(name).stem)
-    found = Compiled(dotted(tools.version), False, count, len(families) if whole else None, {})
+    every = frozenset(Path(name).stem for name in families) if whole else frozenset()
+    found = Compiled(
+        dotted(tools.version), False, count, len(families) if whole else None, {}, names=every
+    )
     print(f"{arch}: {len(wanted)} units of {count} cells", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="fusegen-") as folder:
         root = Path(folder).resolve()
@@ -253,19 +259,26 @@ def read(path: Path = RECORD) -> dict[str, Compiled]:
 def joined(before: Compiled | None, found: Compiled) -> Compiled:
     """What is on record, with what was found now in the place of the same units.
 
-    Units of which nothing was found stay until a run has found all: before that, nobody knows
-    whether they are still there.
+    Units of which nothing was found stay, but for those that no cell has, where all were planned.
     """
     if before is None or found.complete:
         return found
-    units = {name: unit for name, unit in before.units.items() if name not in found.broken}
-    known = not found.broken and {*found.units} <= {*units}
+    there = found.names or {*before.units}
+    units = {
+        name: unit
+        for name, unit in before.units.items()
+        if name in there and name not in found.broken
+    }
+    units |= found.units
+    if found.names:
+        return replace(found, complete={*units} == found.names, units=units)
+    known = not found.broken and {*found.units} <= {*before.units}
     return replace(
         found,
         complete=before.complete and known,
         cells=max(before.cells, found.cells),
-        whole=before.whole if found.whole is None else found.whole,
-        units={**units, **found.units},
+        whole=before.whole,
+        units=units,
     )
 
 
@@ -344,7 +357,7 @@ def main(words: Sequence[str] | None = None) -> int:
             specs,
             arch,
             cells_of(specs, sample=asked.sample),
-            whole=not (asked.sample or asked.unit),
+            whole=not asked.sample,
             unit=asked.unit,
             jobs=asked.jobs,
             progress=Lines(),

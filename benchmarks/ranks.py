@@ -1,0 +1,422 @@
+"""Layers that ranks share, against the same products without communication, and against PyTorch's.
+
+One process for each GPU; a round's time is that of the slowest rank, and every block begins with
+all of them.  The link is measured first, by NCCL's own all-gather.  Contenders:
+
+    product                     the rank's own product, of what communication would have brought
+    fusegen                     the module, whose ops communicate
+    NCCL + torch                a collective, and torch's product behind it or before it
+    torch symmetric memory      torch's fused operators, which overlap the two by parts of tokens
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import common
+import pairs
+import torch
+import torch.distributed as dist
+from common import OURS, Case, Outcome
+from torch import Tensor
+from torch.distributed import _symmetric_memory  # its operators are there once it is
+
+PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
+OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
+CACHED = ("fp8_block", "fp8_delayed")
+TIMEOUT_S = 900
+_GROUP = "ranks"
+"""Of further bundles: a folder below `build`."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer that ranks share: tokens of all ranks, and one rank's part of the weight."""
+
+    tokens: int
+    inputs: int
+    outputs: int
+
+    @property
+    def name(self) -> str:
+        """Rows, contraction and columns of a rank's product."""
+        return f"{self.tokens}x{self.inputs}x{self.outputs}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose experts are spread: tokens of a rank, experts of all ranks."""
+
+    name: str
+    tokens: int
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: bytes that a rank sends over the link, and layers."""
+
+    link: int
+    linears: tuple[Linear, ...]
+    layers: tuple[Layer, ...]
+
+
+FULL = Sizes(
+    2**28,
+    tuple(Linear(8192, k, n) for k in (4096, 8192) for n in (4096, 8192)),
+    (
+        Layer("mixtral", 8192, 4096, 14336, 8, 2),
+        Layer("qwen3", 8192, 2048, 768, 128, 8),
+        Layer("dsv3", 4096, 7168, 2048, 32, 8),
+    ),
+)
+QUICK = Sizes(2**16, (Linear(64, 64, 64),), (Layer("small", 64, 64, 32, 4, 2),))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Milliseconds of a contender, a sample of each round, and what its rate counts, in bytes."""
+
+    case: str
+    contender: str
+    samples: tuple[float, ...]
+    moved: int = 0
+
+
+# ---- the process that asks
+
+
+def ranks(*, quick: bool = False) -> Iterator[Case]:
+    """Cases, in the order of the module's first lines."""
+    if common.DEVICE != "cpu" and torch.cuda.device_count() < 2:
+        raise SystemExit(f"ranks: needs two GPUs, torch sees {torch.cuda.device_count()}")
+    folder = _bundle()
+    sizes = QUICK if quick else FULL
+    names = ["link", *(f"{split} {each.name}" for split in OPTIONS for each in sizes.linears)]
+    names += [f"experts {each.name}" for each in sizes.layers]
+    names += [f"gathered weights {each.name}" for each in sizes.layers]
+    for name in names:
+        yield Case(name, partial(_run, folder, name, quick))
+
+
+def _run(folder: Path, case: str, quick: bool) -> Iterator[Outcome]:
+    """The rows of a case, which all ranks measure together."""
+    count = 2 if common.DEVICE == "cpu" else torch.cuda.device_count()
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    with tempfile.TemporaryDirectory() as scratch:
+        words = [str(folder), f"{scratch}/store", f"{scratch}/found.json", case, str(int(quick))]
+        start = [sys.executable, __file__, *words, str(common.ROUNDS), str(count)]
+        running = [subprocess.Popen([*start, str(rank)], env=environment) for rank in range(count)]
+        try:
+            codes = [process.wait(timeout=TIMEOUT_S) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+        if any(codes):
+            raise SystemExit(f"{case}: ranks ended with {codes}")
+        found = json.loads(Path(scratch, "found.json").read_text("utf-8"))
+    for each in found["failed"]:
+        yield common.Failure(case, *each)
+    for each in found["timed"]:
+        timed = Timed(**{**each, "samples": tuple(each["samples"])})
+        yield common.row(case, timed.contender, "ms", timed.samples, **_rate(timed))
+
+
+def _rate(timed: Timed) -> dict[str, Any]:
+    if not timed.moved:
+        return {}
+    middle = sorted(timed.samples)[len(timed.samples) // 2]
+    return {"rate": timed.moved / middle / 1e6, "rate_unit": "GB/s"}
+
+
+def _bundle() -> Path:
+    """The bundle of all cells, for this GPU; on the CPU of the reference."""
+    import bundles
+    import further
+
+    from fusegen.build.library import build, is_current
+    from fusegen.ir.naming import Cell
+
+    cells = [
+        Cell("linear", "bf16"),
+        *(Cell("linear", "bf16", (option,)) for option in OPTIONS.values()),
+        *(Cell(module, "bf16") for module in ("moe_layer", "grouped_mlp")),
+        *(Cell("grouped_mlp", recipe, ("cached_weights",)) for recipe in CACHED),
+    ]
+    arch = "cpu"
+    if common.DEVICE != "cpu":
+        folder = bundles.bundles_to_test(torch.cuda.get_device_capability())[0]
+        arch = folder.name
+    out: Path = bundles.BUILD / _GROUP
+    further.generate(out, {arch: cells}, ())
+    if common.DEVICE != "cpu" and not is_current(out / arch):
+        build(out / arch)
+    return out / arch
+
+
+# ---- a rank
+
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of the group."""
+
+    rank: int
+    count: int
+    package: str
+    device: str
+    rounds: int
+
+    def cell(self, name: str) -> Any:
+        return importlib.import_module(f"{self.package}.{name}")
+
+    def integration(self, name: str) -> Any:
+        return importlib.import_module(f"{self.package}.integrations.{name}")
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Random values, which differ between ranks."""
+        made: Tensor = common.normal(*shape, scale=scale)
+        return made
+
+    def slowest(self, value: float) -> float:
+        """Of what each rank says."""
+        most = torch.tensor(value, device=self.device, dtype=torch.float64)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return float(most)
+
+    def block(self, run: Run, count: int) -> float:
+        """Milliseconds per call, of the slowest rank."""
+        common.synchronize()
+        dist.barrier()
+        common.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            run()
+        common.synchronize()
+        return self.slowest((time.perf_counter() - begin) * 1e3 / count)
+
+    def compare(self, contenders: Mapping[str, Run]) -> tuple[dict[str, list[float]], list[Any]]:
+        """Samples of those that every rank can run, and the errors of the others."""
+        counts: dict[str, int] = {}
+        failed = []
+        for name, run in contenders.items():
+            error = ""
+            try:
+                run()
+                common.synchronize()
+            except Exception as problem:
+                error = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+            if self.slowest(float(bool(error))):
+                failed.append((name, error or "failed on another rank"))
+                continue
+            run()
+            counts[name] = max(1, min(200, int(20 / self.block(run, 3))))
+        samples: dict[str, list[float]] = {name: [] for name in counts}
+        for order in pairs.orders(list(counts), self.rounds):
+            for name in order:
+                samples[name].append(self.block(contenders[name], counts[name]))
+        return samples, failed
+
+
+def _link(here: Rank, sizes: Sizes) -> tuple[dict[str, Run], int]:
+    own = torch.empty(sizes.link // here.count, dtype=torch.uint8, device=here.device)
+    every = own.new_empty(sizes.link)
+    received = sizes.link - sizes.link // here.count
+    return {"NCCL all-gather": lambda: dist.all_gather_into_tensor(every, own)}, received
+
+
+def _column(here: Rank, linear: Linear) -> dict[str, Run]:
+    """x [T / p, K] of each rank's own tokens, weight [N, K] of a rank: y [T, N]."""
+    x = here.normal(linear.tokens // here.count, linear.inputs)
+    spread = here.cell(f"linear__bf16__{OPTIONS['column']}").Linear
+    layer = spread(linear.inputs, linear.outputs, bias=False, device=here.device)
+    whole = here.cell("linear__bf16").Linear(
+        linear.inputs, linear.outputs, bias=False, device=here.device
+    )
+    whole.load_state_dict(layer.state_dict())
+    every = x.new_empty(linear.tokens, linear.inputs)
+    dist.all_gather_into_tensor(every, x)
+
+    def gathered() -> Tensor:
+        dist.all_gather_into_tensor(every, x)
+        y: Tensor = torch.nn.functional.linear(every, layer.weight)
+        return y
+
+    def fused() -> Tensor:
+        both = torch.ops.symm_mem.fused_all_gather_matmul(x, [layer.weight.T], 0, _symmetric())
+        product: Tensor = both[1][0]
+        return product
+
+    common.require_close("column", layer(x), whole(every), 0.0)
+    common.require_close("column", fused() if _can(fused) else gathered(), whole(every))
+    return {
+        PRODUCT: lambda: whole(every),
+        OURS: lambda: layer(x),
+        NCCL: gathered,
+        SYMMETRIC: fused,
+    }
+
+
+def _row(here: Rank, linear: Linear) -> dict[str, Run]:
+    """x [T, K] of all tokens, K of a rank, weight [N, K]: y [T / p, N] of a rank's own tokens."""
+    x = here.normal(linear.tokens, linear.inputs)
+    spread = here.cell(f"linear__bf16__{OPTIONS['row']}").Linear
+    layer = spread(linear.inputs, linear.outputs, bias=False, device=here.device)
+    whole = here.cell("linear__bf16").Linear(
+        linear.inputs, linear.outputs, bias=False, device=here.device
+    )
+    whole.load_state_dict(layer.state_dict())
+    own = x.new_empty(linear.tokens // here.count, linear.outputs)
+
+    def scattered() -> Tensor:
+        every = torch.nn.functional.linear(x, layer.weight)
+        dist.reduce_scatter_tensor(own, every)
+        return own
+
+    def fused() -> Tensor:
+        product: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(
+            x, layer.weight.T, "sum", 0, _symmetric()
+        )
+        return product
+
+    common.require_close("row", layer(x), scattered())
+    return {
+        PRODUCT: lambda: whole(x),
+        OURS: lambda: layer(x),
+        NCCL: scattered,
+        SYMMETRIC: fused,
+    }
+
+
+def _symmetric() -> str:
+    """Name of the group of all ranks, with symmetric memory."""
+    every: Any = dist.group.WORLD
+    _symmetric_memory.enable_symm_mem_for_group(every.group_name)
+    name: str = every.group_name
+    return name
+
+
+def _can(run: Run) -> bool:
+    try:
+        run()
+    except Exception:
+        return False
+    return True
+
+
+def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
+    """A step of a layer whose experts are spread, and of the same ones on tokens that are there."""
+    made = here.cell("moe_layer__bf16").MoELayer
+    own = made(sizes.experts // here.count, sizes.hidden, sizes.intermediate, device=here.device)
+    spread = here.integration("expert_parallel").ExpertParallel(own)
+    x = here.normal(sizes.tokens, sizes.hidden).requires_grad_()
+    draw = torch.Generator().manual_seed(here.rank)
+    chosen = torch.rand(sizes.tokens, sizes.experts, generator=draw).topk(sizes.top_k).indices
+    ids = chosen.int().to(here.device)
+    probs = torch.rand(ids.shape, generator=draw).to(here.device).requires_grad_()
+    tokens = sizes.tokens * here.count
+    every = here.normal(tokens, sizes.hidden).requires_grad_()
+    all_ids, all_probs = (t.new_empty(tokens, sizes.top_k) for t in (ids, probs.detach()))
+    dist.all_gather_into_tensor(all_ids, ids)
+    dist.all_gather_into_tensor(all_probs, probs.detach())
+    first = here.rank * (sizes.experts // here.count)
+    inside = (all_ids >= first) & (all_ids < first + sizes.experts // here.count)
+    all_ids = torch.where(inside, all_ids - first, -1)
+    experts = torch.arange(sizes.experts // here.count, device=here.device)
+    counts = (all_ids.flatten()[:, None] == experts).sum(0)
+    all_probs.requires_grad_()
+
+    def step(y: Tensor, *inputs: Tensor) -> None:
+        torch.autograd.grad(y, (*inputs, *own.parameters()), y.detach())
+
+    return {
+        PRODUCT: lambda: step(own(every, all_probs, all_ids, counts), every, all_probs),
+        OURS: lambda: step(spread(x, probs, ids), x, probs),
+    }
+
+
+def _weights(here: Rank, sizes: Layer) -> dict[str, Run]:
+    """Parameters of an expert MLP, gathered by FSDP2 and let go again."""
+    from torch.distributed.fsdp import fully_shard
+
+    def gathered(cell: str, quantized: bool) -> Run:
+        made = here.cell(cell).GroupedMLP
+        layer = fully_shard(
+            made(sizes.experts, sizes.hidden, sizes.intermediate, device=here.device)
+        )
+        if quantized:
+            here.integration("fsdp").gather_quantized(layer)
+
+        def run() -> None:
+            layer.unshard()
+            layer.reshard()
+
+        return run
+
+    recipes = {f"{OURS} {recipe}": f"grouped_mlp__{recipe}__cached_weights" for recipe in CACHED}
+    return {
+        OURS: gathered("grouped_mlp__bf16", False),
+        **{name: gathered(cell, True) for name, cell in recipes.items()},
+    }
+
+
+def _contenders(here: Rank, case: str, sizes: Sizes) -> tuple[dict[str, Run], int]:
+    """Who takes part in a case, and bytes of their rates."""
+    if case == "link":
+        return _link(here, sizes)
+    for linear in sizes.linears:
+        for split, make in (("column", _column), ("row", _row)):
+            if case == f"{split} {linear.name}":
+                return make(here, linear), 0
+    for layer in sizes.layers:
+        if case == f"experts {layer.name}":
+            return _experts(here, layer), 0
+        if case == f"gathered weights {layer.name}":
+            return _weights(here, layer), 0
+    raise ValueError(case)
+
+
+def main(words: list[str]) -> None:
+    """``BUNDLE STORE OUT CASE QUICK ROUNDS COUNT RANK``: one rank of a case."""
+    import bundles
+
+    folder, store, out, case, *numbers = words
+    quick, rounds, count, rank = map(int, numbers)
+    if common.DEVICE != "cpu":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if common.DEVICE == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    torch.manual_seed(rank)
+    package = bundles.load_bundle(Path(folder)).__name__
+    here = Rank(rank, count, package, common.DEVICE, rounds)
+    contenders, moved = _contenders(here, case, QUICK if quick else FULL)
+    samples, failed = here.compare(contenders)
+    timed = [asdict(Timed(case, name, tuple(each), moved)) for name, each in samples.items()]
+    if rank == 0:
+        Path(out).write_text(json.dumps({"timed": timed, "failed": failed}), "utf-8")
+    dist.barrier()
+    common.synchronize()
+    sys.stdout.flush()
+    # Past Python's own end: functional collectives keep their group for ever.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
