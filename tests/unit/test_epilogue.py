@@ -310,11 +310,21 @@ def test_a_user_may_keep_what_a_residual_is_added_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", GATED_IN)
-def test_a_gemm_is_gated_where_a_family_has_that(module: str) -> None:
-    plan, other = plan_of(module), plan_of(module, of=apart())
+@pytest.mark.parametrize(
+    ("arch", "family"),
+    [
+        ("sm_80", "gemm_mma"),
+        ("sm_89", "gemm_mma"),
+        ("sm_90a", "gemm_sm90"),
+        ("sm_100a", "gemm_tcgen05"),
+        ("sm_120a", "gemm_mma"),
+    ],
+)
+def test_a_gemm_of_16_bits_is_gated(module: str, arch: str, family: str) -> None:
+    plan, other = plan_of(module, arch=arch), plan_of(module, arch=arch, of=apart())
     (step,) = merged(plan)
     assert step.rule == GATED_IN[module]
-    assert step.kernels and step.kernels.startswith("gemm_sm90_fprop_gated_aux_pointwise_")
+    assert step.kernels and step.kernels.startswith(f"{family}_fprop_gated_aux_pointwise_")
     (math,) = epilogue_of(step)
     accesses = [math.math.operands[index].access for index in math.of]
     assert math.gated and accesses == [Access.FIRST_HALF, Access.SECOND_HALF]
@@ -323,14 +333,12 @@ def test_a_gemm_is_gated_where_a_family_has_that(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", GATED_IN)
-@pytest.mark.parametrize(
-    ("recipe", "arch", "of"),
-    [("bf16", "sm_80", "gated_aux"), ("fp8_current", "sm_90a", "e4m3_e4m3_tensor_fast_gated_aux")],
-)
-def test_elsewhere_it_is_not(module: str, recipe: str, arch: str, of: str) -> None:
-    plan = plan_of(module, recipe, arch)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+def test_quantised_ones_are_not(module: str, arch: str) -> None:
+    plan = plan_of(module, "fp8_current", arch)
     assert not merged(plan)
     (reason,) = reasons(plan, GATED_IN[module])
+    of = "e4m3_e4m3_tensor_fast_gated_aux"
     assert re.match(rf"{arch} has no kernels for \w+_pointwise of {of};", reason)
 
 
@@ -344,6 +352,15 @@ def test_experts_without_scales_are_gated_too(tmp_path: Path) -> None:
     plan = plan_of("toy", of=with_module(tmp_path, text, head))
     assert [step.rule for step in merged(plan)] == ["grouped_linear_bias_activation"]
     assert "gated_aux_pointwise_geglu" in str(merged(plan)[0].kernels)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120a"])
+def test_an_expression_that_would_spill_beside_sums_has_a_kernel_of_its_own(arch: str) -> None:
+    assert merged(plan_of("grouped_mlp_situglu"))
+    plan = plan_of("grouped_mlp_situglu", arch=arch)
+    assert not merged(plan)
+    (reason,) = reasons(plan, "grouped_linear_bias_scaled_activation")
+    assert "95 operations for each element behind a GEMM, gemm_mma has the registers" in reason
 
 
 def test_its_result_is_half_as_wide_and_what_it_was_stays_whole() -> None:

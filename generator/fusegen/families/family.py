@@ -43,12 +43,14 @@ class Demand:
         kind: of a GEMM.
         variant: formats, scales and store; None where the module's own type is all.
         history: amaxes that a delayed scale looks back on.
+        gated_cost: operations for each element of an expression of halves of a GEMM's result.
     """
 
     primitive: str
     kind: GemmKind | None = None
     variant: Variant | None = None
     history: int = 0
+    gated_cost: int = 0
 
 
 class Offer(Protocol):
@@ -253,6 +255,8 @@ class Family:
         most_parts: parts that one launch of a step may have which joins some.
         configured: what is known of its configurations; None where one instantiation serves.
         too_many: ends and stores that no thread has the registers for together.
+        most_gated_cost: operations for each element of an expression of halves of a result that
+            threads have the registers for; None where they have those for any.
         enumerators: C++ names of scalings and accumulations that are not the words' own.
         contracts: what its compiled units have to be; of a unit the first that is of its variant.
     """
@@ -268,6 +272,7 @@ class Family:
     stores: tuple[Store, ...] = (Store.IO,)
     ends: tuple[EndScale, ...] = ()
     too_many: tuple[tuple[tuple[EndScale, ...], Store], ...] = ()
+    most_gated_cost: int | None = None
     capability: tuple[int, int] = (8, 0)
     arch: str | None = None
     row_alignment: int = 1
@@ -355,6 +360,11 @@ class Family:
             return " of ".join(filter(None, (demand.primitive, str(variant))))
         if (variant.ends, variant.store) in self.too_many:
             return f"{demand.primitive} of {variant}, for which no thread has the registers"
+        if self.most_gated_cost is not None and demand.gated_cost > self.most_gated_cost:
+            return (
+                f"an expression of {demand.gated_cost} operations for each element behind a GEMM,"
+                f" {self.name} has the registers for {self.most_gated_cost}"
+            )
         if demand.kind and self.multiplies:
             stored = self._misplaced(demand.kind, variant, layout) if layout else None
             return self._accepts_gemm(demand.kind, variant) or stored

@@ -14,6 +14,7 @@ GEMM_MMA = Family(
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),
+    most_gated_cost=64,  # SiTUGLU has 95, and spills beside 128 sums; all others have 33 at most
     row_alignment=8,
     configured=Operands(element_bits=16).configured,
     contracts=(contract_by(r"HMMA\.16816\.F32"),),

@@ -283,11 +283,13 @@ def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
 def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
     """What a step asks of its family, beyond what its variant says, too."""
     specs = [recipe.roles[copy.role] for copy in step.copies] if makes_copies(step) else []
+    maths = epilogue(step) if is_gemm(step) else ()
     return Demand(
         step.primitive,
         GemmKind(step.kind) if is_gemm(step) else None,
         variant,
         history=max((spec.scale.history for spec in specs), default=0),
+        gated_cost=max((each.math.cost for each in maths if each.gated), default=0),
     )
 
 
