@@ -37,6 +37,7 @@ TITLES = {
     "moe_layer": "Experts of a mixture-of-experts layer, from tokens to tokens",
     "moe_ops": "Around experts",
     "router": "Routers",
+    "ranks": "Layers that ranks share",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
