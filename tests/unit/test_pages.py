@@ -81,7 +81,7 @@ def test_what_units_came_to_stands_behind_their_contracts(
     assert "- Compiled: all 2 units of all 9 cells, with CUDA 13.0" in text
     assert "- Compiled: 2 units of 9 cells with CUDA 13.0, a part of all" in text
     assert (
-        r"| `quantize` | 2 | 128 where `e2m1_nv_1x16`, 80 \| 105 | 48 \| 23.5 |  | 30 \| 12.3 |"
+        r"| `quantize` | 2 | 128 where `e2m1_nv_1x16`, 80 \| 105 | 48 \| 23.5 |  | 40 \| 12.3 |"
         r" 768 \| 200 | 653 |"
     ) in text
     assert "- Compiled: not on record" in text, "of sm_90a"

@@ -47,7 +47,7 @@ class Contract:
     launch_memory: Mapping[str, int] = field(default_factory=dict)
     opcodes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    cpu_seconds: float = 30
+    cpu_seconds: float = 40
     gibibytes: float = 0.75
     point: str = ""
     registers_on: Mapping[str, int] = field(default_factory=dict)
