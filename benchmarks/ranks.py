@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -139,8 +140,7 @@ def _run(folder: Path, case: str, quick: bool) -> Iterator[Outcome]:
 def _rate(timed: Timed) -> dict[str, Any]:
     if not timed.moved:
         return {}
-    middle = sorted(timed.samples)[len(timed.samples) // 2]
-    return {"rate": timed.moved / middle / 1e6, "rate_unit": "GB/s"}
+    return {"rate": timed.moved / statistics.median(timed.samples) / 1e6, "rate_unit": "GB/s"}
 
 
 def _bundle() -> Path:
@@ -242,15 +242,21 @@ def _link(here: Rank, sizes: Sizes) -> tuple[dict[str, Run], int]:
     return {"NCCL all-gather": lambda: dist.all_gather_into_tensor(every, own)}, received
 
 
+def _layers(here: Rank, linear: Linear, option: str) -> tuple[Any, Any]:
+    """A layer of this rank's part that communicates, and one that does not, of the same weight."""
+    sizes = (linear.inputs, linear.outputs)
+    layer, alone = (
+        here.cell(cell).Linear(*sizes, bias=False, device=here.device)
+        for cell in (f"linear__bf16__{option}", "linear__bf16")
+    )
+    alone.load_state_dict(layer.state_dict())
+    return layer, alone
+
+
 def _column(here: Rank, linear: Linear) -> dict[str, Run]:
     """x [T / p, K] of each rank's own tokens, weight [N, K] of a rank: y [T, N]."""
     x = here.normal(linear.tokens // here.count, linear.inputs)
-    spread = here.cell(f"linear__bf16__{OPTIONS['column']}").Linear
-    layer = spread(linear.inputs, linear.outputs, bias=False, device=here.device)
-    whole = here.cell("linear__bf16").Linear(
-        linear.inputs, linear.outputs, bias=False, device=here.device
-    )
-    whole.load_state_dict(layer.state_dict())
+    layer, whole = _layers(here, linear, OPTIONS["column"])
     every = x.new_empty(linear.tokens, linear.inputs)
     dist.all_gather_into_tensor(every, x)
 
@@ -277,12 +283,7 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
 def _row(here: Rank, linear: Linear) -> dict[str, Run]:
     """x [T, K] of all tokens, K of a rank, weight [N, K]: y [T / p, N] of a rank's own tokens."""
     x = here.normal(linear.tokens, linear.inputs)
-    spread = here.cell(f"linear__bf16__{OPTIONS['row']}").Linear
-    layer = spread(linear.inputs, linear.outputs, bias=False, device=here.device)
-    whole = here.cell("linear__bf16").Linear(
-        linear.inputs, linear.outputs, bias=False, device=here.device
-    )
-    whole.load_state_dict(layer.state_dict())
+    layer, whole = _layers(here, linear, OPTIONS["row"])
     own = x.new_empty(linear.tokens // here.count, linear.outputs)
 
     def scattered() -> Tensor:
