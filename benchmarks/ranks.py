@@ -159,8 +159,9 @@ def _bundle() -> Path:
     ]
     arch = "cpu"
     if common.DEVICE != "cpu":
-        folder = bundles.bundles_to_test(torch.cuda.get_device_capability())[0]
-        arch = folder.name
+        capability = torch.cuda.get_device_capability()
+        codes = {bundles.code_on(each, capability): each for each in bundles.compiled_bundles()}
+        arch = next(codes[code].name for code in bundles.Code if code in codes)
     out: Path = bundles.BUILD / _GROUP
     further.generate(out, {arch: cells}, ())
     if common.DEVICE != "cpu" and not is_current(out / arch):

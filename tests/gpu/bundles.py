@@ -109,12 +109,6 @@ def kind_of(folder: Path) -> str:
     return next((kind for kind in FURTHER if folder.parent == BUILD / kind), "")
 
 
-def is_software(folder: Path) -> bool:
-    """Whether a bundle's tensor core is software: too slow for thousands of replays, and for sums
-    of millions of tokens."""
-    return kind_of(folder) == TWIN and folder.name == TWINS["sm_100a"]
-
-
 def key_of(folder: Path) -> str:
     """What the ledger calls a bundle: its architecture, and which of the further ones it is."""
     return f"{folder.name} {kind_of(folder)}".strip()

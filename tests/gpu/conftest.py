@@ -22,7 +22,6 @@ from bundles import (
     bundles_to_test,
     compiled_bundles,
     has_shipped,
-    is_software,
     kind_of,
     load_bundle,
     quantized_bundles,
@@ -60,7 +59,6 @@ _OF_GEMMS = [
 ]
 _BESIDE_GEMMS = [path.name for path in HERE.glob("test_*.py") if path.name not in _OF_GEMMS]
 _EPILOGUES = ["test_epilogues.py"]  # of modules that not every twin has
-_LONG = ["test_large.py", "test_training.py"]
 # What loads specs too, for which a machine that only runs bundles lacks the packages.
 _OF_FUSEGEN = [
     "test_collective_graphs.py",
@@ -93,7 +91,6 @@ collect_ignore += _BESIDE_GEMMS if any(kind_of(each) == TWIN for each in FOLDERS
 collect_ignore += (
     [] if all((f / "linear_residual__bf16.py").exists() for f in FOLDERS) else _EPILOGUES
 )
-collect_ignore += _LONG if any(map(is_software, FOLDERS)) else []
 collect_ignore += [] if importlib.util.find_spec("pydantic") else _OF_FUSEGEN
 collect_ignore += [] if importlib.util.find_spec("transformers") else _OF_TRANSFORMERS
 

@@ -209,7 +209,7 @@ def suites_of(folder: Path) -> list[Suite]:
     if not own_alone and bundles.cells_of(folder, "grouped_linear"):  # what the tests here run
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
         suites.append(Suite(f"{key}.gpu", HERE, folder, (f"--ignore={LARGE}",), chosen))
-        if bundles.has_shipped(folder) and not bundles.is_software(folder):
+        if bundles.has_shipped(folder):
             suites.append(Suite(f"{key}.large", LARGE, folder, (), chosen, alone=True))
     return suites
 

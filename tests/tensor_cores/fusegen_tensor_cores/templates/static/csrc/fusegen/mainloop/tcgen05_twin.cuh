@@ -1,8 +1,9 @@
 // The functions of mainloop/tcgen05.sm100.cuh in software, for GPUs from sm_90 on and for the CPU.
 //
 // Tensor memory lies in global memory, and a warp multiplies what the matrix descriptors and the
-// instruction descriptor name, field by field as the PTX ISA has them. This is slow, for small
-// shapes; loads, barriers, groups, visitors and stores around it are the real ones.
+// instruction descriptor name, field by field as the PTX ISA has them: on a GPU by its MMA of 16
+// bits, of codes that are decoded and scaled, on the CPU element by element. This is slow; loads,
+// barriers, groups, visitors and stores around it are the real ones.
 #ifndef FUSEGEN_TCGEN05
 #define FUSEGEN_TCGEN05
 
@@ -11,6 +12,8 @@
 #include <cuda_fp8.h>
 #ifdef __CUDACC__
 #include <cuda/ptx>
+
+#include "fusegen/mainloop/warp_mma.mma.cuh"
 #endif
 
 #include <cstdint>
@@ -22,9 +25,9 @@ namespace fusegen::tcgen05 {
 
 enum class Kind { f16, f8f6f4, mxf8f6f4, mxf4nvf4 };
 
-// Of an SM, as the real one: stages leave no room for a second CTA on it, so that launches which run
-// at a time have memory of their own, too. A warp multiplies a column of 32 rows at a time, which lie
-// side by side.
+// Of an SM, as the real one: stages leave no room for a second CTA on it, so that launches which
+// run at a time have memory of their own, too. Rows of a column lie side by side, where a warp's
+// lanes read and write them together.
 inline constexpr uint32_t kMostSms = 160;
 inline constexpr uint32_t kLanes = 128, kColumns = 512;
 struct TensorMemory {
@@ -109,7 +112,6 @@ struct Matrix {
   uint32_t start, leading, stride;  // bytes
   bool mn_major;
   uint32_t format;  // as instruction descriptors count them
-  uint32_t rank = 0;
 
   __device__ Matrix(uint64_t descriptor, bool mn_major, uint32_t format)
       : start(field(descriptor, 0)),
@@ -122,8 +124,8 @@ struct Matrix {
     return uint32_t(descriptor >> shift & 0x3fff) << 4;
   }
 
-  // Row `row` of A, or column of B, in the 128-byte swizzle.
-  __device__ float at(int row, int k) const {
+  // Row `row` of A, or column of B, of those that the CTA `rank` has; in the 128-byte swizzle.
+  __device__ float at(uint32_t rank, int row, int k) const {
     const uint32_t offset = mn_major ? row / kWidth * leading + k / 8 * stride + k % 8 * 128 +
                                            row % kWidth * kBits / 8
                                      : row / 8 * stride + row % 8 * 128 + k * kBits / 8;
@@ -176,49 +178,118 @@ struct ScaleWords {
   }
 };
 
-// What is the same in all lanes is read once by a warp of a GPU, whose tools watch every read of a
-// lane; on the CPU lanes are threads, which are slower to exchange it than to read it.
-template <int Count, class Read>
-__device__ void for_all_lanes(float (&to)[Count], Read read) {
-#ifdef __CUDA_ARCH__
-  const int lane = int(threadIdx.x % 32);
-  float own[(Count + 31) / 32];
-#pragma unroll
-  for (int k = 0; k < Count; k += 32) own[k / 32] = k + lane < Count ? read(k + lane) : 0.f;
-#pragma unroll
-  for (int k = 0; k < Count; ++k) to[k] = __shfl_sync(0xffffffff, own[k / 32], k % 32);
-#else
-  for (int k = 0; k < Count; ++k) to[k] = read(k);
-#endif
-}
+// Both operands of an MMA. Rows follow each other from CTA to CTA of a pair, and so do columns of B.
+template <Kind kind, int Ctas>
+struct Operands {
+  static constexpr int kDepth = 256 / bits_of(kind);
 
-// Rows follow each other from CTA to CTA of a pair, and so do the columns of B.
+  Matrix<kind, Ctas> a, b;
+  int rows, columns;  // of each CTA
+  uint32_t instruction, scale_a, scale_b;
+
+  __device__ Operands(uint64_t a, uint64_t b, uint32_t instruction, uint32_t scale_a,
+                      uint32_t scale_b)
+      : a(a, instruction >> 15 & 1, instruction >> 7 & 7),
+        b(b, instruction >> 16 & 1, instruction >> 10 & 7),
+        rows(int(instruction >> 24 & 31) * 16 / Ctas),
+        columns(int(instruction >> 17 & 63) * 8 / Ctas),
+        instruction(instruction),
+        scale_a(scale_a),
+        scale_b(scale_b) {}
+
+  // Of a row of the CTA `rank`.
+  __device__ float of_a(uint32_t rank, int row, int k) const {
+    const ScaleWords<kind, Ctas> scales{of_rank<Ctas>(scale_a, rank), instruction >> 29 & 3};
+    return a.at(rank, row, k) * scales.at(row, k);
+  }
+
+  // Of a column of either CTA, as it meets the rows of the CTA `rank`: each has scales of all
+  // columns.
+  __device__ float of_b(uint32_t rank, int column, int k) const {
+    const ScaleWords<kind, Ctas> scales{of_rank<Ctas>(scale_b, rank), instruction >> 4 & 3};
+    return b.at(uint32_t(column / columns), column % columns, k) * scales.at(column, k);
+  }
+};
+
+#ifdef __CUDA_ARCH__
+// The rows of the CTA `rank` by all columns, 16 by 8 at a time. bf16 holds products of codes and
+// their scales. Sums of several columns are read together, since they lie far away.
+template <class Element, Kind kind, int Ctas>
+__device__ void multiply_rows(uint32_t rank, uint32_t d, const Operands<kind, Ctas>& of, bool add) {
+  constexpr int kSteps = Operands<kind, Ctas>::kDepth / 16, kTogether = kSteps > 2 ? 4 : 8;
+  const int line = int(threadIdx.x % 32 / 4), pair = int(threadIdx.x % 4 * 2);
+  const auto packed = [](float first, float second) {
+    const Element both[2] = {Element(first), Element(second)};
+    uint32_t word;
+    memcpy(&word, both, sizeof word);
+    return word;
+  };
+  for (int column = 0; column < of.columns * Ctas; column += 8 * kTogether) {
+    const int count = min(kTogether, (of.columns * Ctas - column) / 8);
+    uint32_t right[kTogether][kSteps][2] = {};
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) {
+      if (t >= count) break;
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        const int k = i * 8 + pair, at = column + t * 8 + line;
+        right[t][i / 2][i % 2] = packed(of.of_b(rank, at, k), of.of_b(rank, at, k + 1));
+      }
+    }
+    for (int row = 0; row < of.rows; row += 16) {
+      uint32_t left[kSteps][4];
+      for (int i = 0; i < 4 * kSteps; ++i) {
+        const int k = i / 2 * 8 + pair, at = row + line + i % 2 * 8;
+        left[i / 4][i % 4] = packed(of.of_a(rank, at, k), of.of_a(rank, at, k + 1));
+      }
+      const auto sum = [&](int t, int i) -> float& {
+        const uint32_t lane = uint32_t(row + line + i / 2 * 8);
+        return sum_at(d + (lane << kLaneAt) + uint32_t(column + t * 8 + pair + i % 2));
+      };
+      float sums[kTogether][4] = {};
+#pragma unroll
+      for (int i = 0; i < kTogether * 4; ++i) {
+        if (add && i / 4 < count) sums[i / 4][i % 4] = sum(i / 4, i % 4);
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        for (int s = 0; s < kSteps; ++s) WarpMma<Element>::multiply_add(sums[t], left[s], right[t][s]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether * 4; ++i) {
+        if (i / 4 < count) sum(i / 4, i % 4) = sums[i / 4][i % 4];
+      }
+    }
+  }
+}
+#else
+template <class, Kind kind, int Ctas>
+__device__ void multiply_rows(uint32_t rank, uint32_t d, const Operands<kind, Ctas>& of, bool add) {
+  constexpr int kDepth = Operands<kind, Ctas>::kDepth;
+  for (int row = int(threadIdx.x % 32); row < of.rows; row += 32) {
+    float left[kDepth];
+    for (int k = 0; k < kDepth; ++k) left[k] = of.of_a(rank, row, k);
+    for (int column = 0; column < of.columns * Ctas; ++column) {
+      float& to = sum_at(d + (uint32_t(row) << kLaneAt) + uint32_t(column));
+      float sum = add ? to : 0.f;
+      for (int k = 0; k < kDepth; ++k) sum += left[k] * of.of_b(rank, column, k);
+      to = sum;
+    }
+  }
+}
+#endif
+
 template <Kind kind, int Ctas>
 __device__ void multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool add,
                          uint32_t scale_a = 0, uint32_t scale_b = 0) {
-  constexpr int kDepth = 256 / bits_of(kind);
-  Matrix<kind, Ctas> of_a(a, instruction >> 15 & 1, instruction >> 7 & 7);
-  Matrix<kind, Ctas> of_b(b, instruction >> 16 & 1, instruction >> 10 & 7);
-  const int columns = int(instruction >> 17 & 63) * 8, rows = int(instruction >> 24 & 31) * 16;
-  const int own_rows = rows / Ctas, own_columns = columns / Ctas;
-  for (int every = int(threadIdx.x % 32); every < rows; every += 32) {
-    const int row = every % own_rows;
-    const uint32_t rank = uint32_t(every / own_rows);
-    of_a.rank = rank;
-    const ScaleWords<kind, Ctas> scales_a{of_rank<Ctas>(scale_a, rank), instruction >> 29 & 3};
-    const ScaleWords<kind, Ctas> scales_b{of_rank<Ctas>(scale_b, rank), instruction >> 4 & 3};
-    const uint32_t first = of_rank<Ctas>(d, rank) + (uint32_t(row) << kLaneAt);
-    float left[kDepth];
-    for (int k = 0; k < kDepth; ++k) left[k] = of_a.at(row, k) * scales_a.at(row, k);
-    for (int column = 0; column < columns; ++column) {
-      of_b.rank = uint32_t(column / own_columns);
-      float& to = sum_at(first + column);
-      float right[kDepth], sum = add ? to : 0.f;
-      for_all_lanes(right, [&](int k) {
-        return of_b.at(column % own_columns, k) * scales_b.at(column, k);
-      });
-      for (int k = 0; k < kDepth; ++k) sum += left[k] * right[k];
-      to = sum;
+  const Operands<kind, Ctas> of(a, b, instruction, scale_a, scale_b);
+  for (uint32_t rank = 0; rank < Ctas; ++rank) {
+    const uint32_t to = of_rank<Ctas>(d, rank);
+    bool halves = false;
+    if constexpr (kind == Kind::f16) halves = of.a.format == 0;
+    if (halves) {
+      multiply_rows<__half>(rank, to, of, add);
+    } else {
+      multiply_rows<__nv_bfloat16>(rank, to, of, add);
     }
   }
   __syncwarp();
