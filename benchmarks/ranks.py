@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from common import OURS, Case, Outcome
 from torch import Tensor
-from torch.distributed import _symmetric_memory  # its operators are there once it is
+from torch.distributed import _symmetric_memory  # noqa: F401  its operators are there once it is
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
@@ -258,16 +258,17 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
     """x [T / p, K] of each rank's own tokens, weight [N, K] of a rank: y [T, N]."""
     x = here.normal(linear.tokens // here.count, linear.inputs)
     layer, whole = _layers(here, linear, OPTIONS["column"])
+    weight, group = layer.weight.detach(), _group_name()
     every = x.new_empty(linear.tokens, linear.inputs)
     dist.all_gather_into_tensor(every, x)
 
     def gathered() -> Tensor:
         dist.all_gather_into_tensor(every, x)
-        y: Tensor = torch.nn.functional.linear(every, layer.weight)
+        y: Tensor = torch.nn.functional.linear(every, weight)
         return y
 
     def fused() -> Tensor:
-        both = torch.ops.symm_mem.fused_all_gather_matmul(x, [layer.weight.T], 0, _symmetric())
+        both = torch.ops.symm_mem.fused_all_gather_matmul(x, [weight.T], 0, group)
         product: Tensor = both[1][0]
         return product
 
@@ -285,16 +286,17 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
     """x [T, K] of all tokens, K of a rank, weight [N, K]: y [T / p, N] of a rank's own tokens."""
     x = here.normal(linear.tokens, linear.inputs)
     layer, whole = _layers(here, linear, OPTIONS["row"])
+    weight, group = layer.weight.detach(), _group_name()
     own = x.new_empty(linear.tokens // here.count, linear.outputs)
 
     def scattered() -> Tensor:
-        every = torch.nn.functional.linear(x, layer.weight)
+        every = torch.nn.functional.linear(x, weight)
         dist.reduce_scatter_tensor(own, every)
         return own
 
     def fused() -> Tensor:
         product: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(
-            x, layer.weight.T, "sum", 0, _symmetric()
+            x, weight.T, "sum", 0, group
         )
         return product
 
@@ -307,10 +309,9 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
     }
 
 
-def _symmetric() -> str:
-    """Name of the group of all ranks, with symmetric memory."""
+def _group_name() -> str:
+    """Of all ranks, as operators of symmetric memory know it."""
     every: Any = dist.group.WORLD
-    _symmetric_memory.enable_symm_mem_for_group(every.group_name)
     name: str = every.group_name
     return name
 
@@ -403,8 +404,12 @@ def main(words: list[str]) -> None:
     quick, rounds, count, rank = map(int, numbers)
     if common.DEVICE != "cpu":
         torch.cuda.set_device(rank)
-    backend = "gloo" if common.DEVICE == "cpu" else "nccl"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
+    backend, device = (
+        ("gloo", None) if common.DEVICE == "cpu" else ("nccl", torch.device("cuda", rank))
+    )
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=count, device_id=device
+    )
     torch.manual_seed(rank)
     package = bundles.load_bundle(Path(folder)).__name__
     here = Rank(rank, count, package, common.DEVICE, rounds)
