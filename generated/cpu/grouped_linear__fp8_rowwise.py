@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2b8c7f7512c7c881
+# checksum sha256:0ea4810889acd38d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "a7f9ee585886fb142a11e7dd6f8802aef8ca9f18279bb0fc11b0c03ed598c63f"
+DIGEST = "f3214f95d574287e117030189d257cc6fe271ebfc3ca8ae213aa17d5ec88a656"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

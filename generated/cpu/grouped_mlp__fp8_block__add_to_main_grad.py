@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dbe4417b5fdd526d
+# checksum sha256:5469928a7601aaec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "7a34c5865483a0fb4ac27c2b055baf6018fdf63a7faf56ef5e2e4891af5fff8f"
+DIGEST = "a77b61d23c7d9c486851c74ad2a3823caad78b22c201618a9a1c88c2570ab2bf"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06c8826c1e410cbb
+# checksum sha256:6832ca62a4758158
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "75f4c7b723fd0a97116959055aa64ac61fd80819c1738f351c37a6c81e8a980a"
+DIGEST = "173704d826db90485921b66f3e8216b8b0e9e1701d89a784347ee361b6d904c7"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

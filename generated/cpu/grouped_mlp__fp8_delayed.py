@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:888ce1244ec98210
+# checksum sha256:a2674b0342e4bc49
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "0027bf69ffef2c7d807ded3a3421bf196d80ec327fefc9f2044177964a759fe5"
+DIGEST = "75b83210ad633cc4ad3e2283b6e9b238963ad43f68e52a88ca6a7382a39e4d0f"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

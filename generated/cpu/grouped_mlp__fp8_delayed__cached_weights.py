@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:99353fd765968669
+# checksum sha256:abe13bcb1f9d4297
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "5a746cebd587741eb4a469db5395b5486035ce6bd4c6d761ffb00d7db95bfc09"
+DIGEST = "0839c57471c786d67f79d5665abdaadaff069d02d9036092b6e2a98ba4719c6f"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

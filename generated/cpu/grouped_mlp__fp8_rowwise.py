@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6b5aa8113fa4770d
+# checksum sha256:6f43c216a9f984d5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "066c9f67ab3097ab84860cd7367b363e34448854879d732e77c279ace574e27d"
+DIGEST = "edb460c5e575341d258142a74ed794ae74f608bd106b028f25400e1fd3ff62ac"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:74b44daaf1d25704
+# checksum sha256:bea2af45d7644cc4
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "4d223f5d9095d92c495a4edcc2bd6ca86aabf47c453f0096e10534d24873fbe6"
+DIGEST = "5429b6e2bc215832c8401bc3e10c2ca8865ab84f2826a4f9d5758f6d312fd45a"
 _library.join("linear_residual__bf16", DIGEST)
 
 

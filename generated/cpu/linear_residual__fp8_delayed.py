@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9e5eba8f6c1a456a
+# checksum sha256:19b792ef4dfffa49
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "3a53c6cf688ca9172c8ddd7cb193382b881979795475f3fdd6a650643a702284"
+DIGEST = "dac4a4bf592e4c89726306c28cb0971ec8da7f8d72e21e17d2e4cc7e7b57953b"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

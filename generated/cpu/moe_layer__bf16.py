@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9f5822fc50029afd
+# checksum sha256:278b0b66bf1cdf1e
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "e5a3b53e95e42b9d1947d743c11b5516a4b97875aca76876b9cc27ec81b3fd9e"
+DIGEST = "ac1e6def8db6613b15595adb778214964cda3bb98d69bb319a8211d0a11de10f"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1f8e0f4c99b54a7f
+# checksum sha256:043ef72a4b22af8a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "b99acc7a7b22a33131396166a208d1b5fa676a0bd231e3f0715d80d8b7ef60ad"
+DIGEST = "e7e13327ec75741b03f537d90bb7c80885b58ea84d8a2746cb5373d334ac1852"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ff707e25e145ce64
+# checksum sha256:bdd02e0ab7bafbb1
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "e5cdb37d8d50e6b53a96d04ef8d0d4bbe46c0e12832db00195b6774c87ec94c4"
+DIGEST = "3b8b95316138e3fd202e99a257c20704961b6b596a5bd8ba87f2d5ca09157695"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8ab9c06a6e173353
+# checksum sha256:ffb7d7d7c224b677
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "e4171e4fbb7e1ad69b374893bad0b920b6791db31469ea619479eca1993b8a0b"
+DIGEST = "837a20c99f7750e7b73b8260d01789ca5ea8dba820c3af49699fb379973ce59b"
 _library.join("moe_permute__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:caf57a99bfe1bd35
+# checksum sha256:1c6106b3803d8c5c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "c97fc61f3c82eb39fdfe847ef8c964e1f539e408cc43cc9d2061fa48a1f0c006"
+DIGEST = "bba5cbf4fe9892edbe373b3733065e48575aa80b1cd25b4df60be204fa841124"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f0b2901807083cfd
+# checksum sha256:0f2419380d77c4df
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "298b0d971abde37c4f2ddc69e2543c738f1f40097f252253bdefba57e1a3ac2e"
+DIGEST = "9617fec65b05783ad28974646e5821536f3240269b11ae5456d80bcb00694a55"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0c81f3dc0c0712b4
+# checksum sha256:179a807950c3b690
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "432ac168598c38770b480416ad44edefc704b6530953819e46b9b8f560730f94"
+DIGEST = "953dd0bede12dfec7a9ab1b542587e2a73bb5d1f86f7e97c3971e92e058e3c44"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

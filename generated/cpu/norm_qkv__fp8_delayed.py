@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:22ca533da1a567fa
+# checksum sha256:6dc0c2126218ef08
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "62a7d520ff176a8a8cb5bd33a0332d5636808316616509248f12090b5f301c94"
+DIGEST = "10c6c3d5eec21fc89517457ddf08200aa77add86969e6c3cf597595b474d1989"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:505c271b5c0c81d0
+# checksum sha256:63b2243f68252b0c
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "92a4bbf032520848ae1691c5aad1d5c6086292c137b6467c09b08a656a9cb7f5"
+DIGEST = "eab905f1e6152ad641f15ddad0fd22960a270267975df50cf556ace338aefed8"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

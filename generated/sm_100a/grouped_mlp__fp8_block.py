@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8876c4e306225740
+# checksum sha256:65169bc77ebf8209
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "026a270d3a400a4cf7efe65d70b9c446b3c6dca7ede17a9b1b23a128687e965e"
+DIGEST = "9448f1d6766581fc2201b10205aaca8cf7de4bcbb80824c5df5b33cd726577f7"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0305cda733f1b8e0
+# checksum sha256:d8fe6fb14dc77502
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "b8fd623f48a935c4d8d09156a6331112147c055e753519626a8d3cee4295b195"
+DIGEST = "268e6138ae9e1d4c2fff8dd545457f02d37d7e7ad61748a3ac71b9cef6fc05e5"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

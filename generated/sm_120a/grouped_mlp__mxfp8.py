@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:43204ba941a2fc18
+# checksum sha256:bd434a9d840748c8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "928c80a04f962d0d12d755cdf725782dc93b289f4bb25d0157630d9a927152ac"
+DIGEST = "88d41e816248b25908d36b33b8d2ade1e16fc4ad80a209333709bf3dbf92d4f3"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:261d9cf2d61528b1
+# checksum sha256:2dbc773e42fb4dce
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "453d3b7ea5398a77dac2142d5ca1c642349a95c8d857ac27b285d057a11ab333"
+DIGEST = "75c7239c767943f9dcb8d84422a8a693f04362f4d6f6a63f64dabebf8bae0f4c"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

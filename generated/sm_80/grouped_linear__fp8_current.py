@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:383579898621762c
+# checksum sha256:97b1e60a9e687227
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "9a947dfe9e2620ec07b7c19cb6606a850a792cadb85b74865e4498b54a63d70f"
+DIGEST = "4ef665d5920a6ca4b673d37e67c89719175234202fbee88277ad4976aaacdf68"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

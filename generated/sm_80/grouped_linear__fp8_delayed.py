@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bf698a7a5f32bcb8
+# checksum sha256:244d2dbda2224483
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "2b6d3913b0739f0cad93278450ae3e1feca8a6cc67ab3464463daec9d515d3a2"
+DIGEST = "a581d992c9e09d29a6a67d3a9e03224366268a0d5c2d92205fed0a4a311cbcc8"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6b6d2d0422a1438b
+# checksum sha256:0aba2ef7226d1eea
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "e063ee9ace142c79c2f3d5c3223555a4a22f5636f750d119bbe2847dba92e101"
+DIGEST = "1b59e8af19a1ce70d1956c36264a61b51af8c7d0817351fdc2968cf77087fd0d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

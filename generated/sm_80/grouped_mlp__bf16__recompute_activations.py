@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:653f69ec697fcaa4
+# checksum sha256:b0e0859638e2d256
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "a2888196800092942864604154705f018c7d0360482108f3f4af2eb0278d3c14"
+DIGEST = "3e56d3f37897d92a6f18a5197ce10265033cbfad0588169e2746b299c5445e7e"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aa79cacf104775ec
+# checksum sha256:8b6183e45bcd352c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "88e3af0eb2f4e026124493bb10a1d748c00540597bfa76dcfc11a84a82489b30"
+DIGEST = "65c81594bc49ab77fbe1ef8624d8923f025bdbb5efd7b7fda8e1722e85515d82"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

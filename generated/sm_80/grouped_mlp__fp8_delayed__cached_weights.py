@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:51635c584133aaf2
+# checksum sha256:7e0bcf446e6947cf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "66298419d94eb16743bf0acd33b7b92e6e6594e13baf7d5a8d139b755192f179"
+DIGEST = "42fcaba7bfd640869ebfba14849a44238321a84ccf539867ddc26ed2f6cfd1d6"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

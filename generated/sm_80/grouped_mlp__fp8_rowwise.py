@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:03b4b4b3ec196f50
+# checksum sha256:36e902088327f8cf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "407da5ab1faec9665f1ff8ae589999ef4112f732881b919ad793c0f4f380d15c"
+DIGEST = "6a4f82109aab67d5bcd65fdc44563d0ec9e5582eed4c9e7a1fe6d66b6bd1611c"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:cef0bb52556fbf7f
+# checksum sha256:fdba5a47053cae29
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "f68ef8205f1fa7ba0ef10edbce9b20c1725704920db77c8b00188f8649c28100"
+DIGEST = "6cee4a603ce39d3068e29da3016744eedbfb9268713cf69f06129ae4a80978df"
 _library.join("linear_activation__bf16", DIGEST)
 
 

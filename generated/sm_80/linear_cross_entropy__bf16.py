@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d8118613b0ba1923
+# checksum sha256:8036696f051c6ca6
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "3143819cb051ca7e2a04f8e841d2c49bfec993e3f71790f1a92d187959bf02d5"
+DIGEST = "32f8b86f3e725f7c14a0aa7f72438a54538d30d0a4173022d85e13719a52c3ee"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

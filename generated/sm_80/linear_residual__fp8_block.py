@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:10e2af77e0d8a0b1
+# checksum sha256:3f32f8a9dbc2cf14
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "222fcb5ec6b334d2ec2772089fd146661ec270c8390ed56c3711e12095c91abb"
+DIGEST = "71a6d8e93dd174d55f82d96ac174efc1c394caf98710bd69f6345f8275f0e841"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

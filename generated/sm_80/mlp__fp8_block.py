@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2eab6efd5f6669f4
+# checksum sha256:21a36d34e479f89f
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "49bb8f6198f3a75944a7ddb3f15a89e50647775c77e75de8e645cf2aa2bd4391"
+DIGEST = "b1f1f73ff792bfefef0b9553df1ed891cd2121d54ae736ba7dc89bd9af6d766c"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7a4969b471cb6926
+# checksum sha256:a12ca39260547dfc
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "981cb0f9f4a9ed0a1f3b8426a86505c2946c46beceb3a6fb5a10fb9f5fe80fcd"
+DIGEST = "2d7ad2b70d462752edc70e3983d0cb109a70895ac45b6ef88b56dd075d772866"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e9b980b9520c1a37
+# checksum sha256:95b9d75db8db0e07
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "831b66f98fe66eb8e3b8bb6f539c924f5bd868668699628e9bc7a5ab99e440d4"
+DIGEST = "476737f96d9521d58553525c1c90161941322b087a55fcfbcf420a6c86b69dbd"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

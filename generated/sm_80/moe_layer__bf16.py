@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a1a077fdcf778a1f
+# checksum sha256:ee1886f19265e22d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "dbb5e4581f426f1a11f24c3f8d086f3cdccdb8e3df39b7dd82f0424379a8fee4"
+DIGEST = "5d2dfa168af7980f393209e24267d99a6d0c7d91ab9030c3fb65db234217167c"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3b9fd74f5e830a55
+# checksum sha256:bccedaec68d9b22f
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "30e97d181b331defd35d7e22b6e565befb4e64e2ea149641293b6d1fb3d18377"
+DIGEST = "b17a36d255b7e12eac231b817928c04cc8d183ca0ea2ba47906b032083e90923"
 _library.join("moe_permute__bf16", DIGEST)
 
 

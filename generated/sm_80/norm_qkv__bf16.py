@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ddb1ad98e25f6068
+# checksum sha256:3924a75fb8c7d986
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "e7d9cbe7018231d6a51f84e522bfea22b29a90083a9309274eb0421ed8ca4c15"
+DIGEST = "0eb39d647fd33b5501d9f45175b24f38e4afd7e402a528ae083cffe4c65ebf0b"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

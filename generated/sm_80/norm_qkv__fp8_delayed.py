@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:4fc3e25cddc933c2
+# checksum sha256:111d680d18f55efb
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "4addb2337ffc764dbbd9196a4ebd8894a9c9feba5916c1b2cabf57f6709806d5"
+DIGEST = "c6ed547aa5670854a7d2f698e57bc534b4838612faa13e81dfab95c9a9f4a5f6"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:145972d3862f302d
+# checksum sha256:baac0c19811b77cf
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "cc1f0d2e4dbb32a42e36b5e64f84e41d91a416c97706bf41d9b369b21a1158d2"
+DIGEST = "186eb22206df0b37352cc102c73972263c7c742c7c10873f90dda038fd85f671"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

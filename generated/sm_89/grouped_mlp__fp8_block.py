@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1e95c1b1a2c93a87
+# checksum sha256:4bb9ee7eaac42712
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "ab95922f3465931d278efe703b08e7f7fd33b0b745467a67b70f6e718edb55b9"
+DIGEST = "1636fdb7e882e3b65e207cf1e14ad34a7ecb578ae44ad77a993013972dcfbfe9"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cbfab9540e992161
+# checksum sha256:39bdf6b01021db56
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "514ac2653233fef2551524007fc0052e9aadb45e9dbb33e67d66d04d1a742278"
+DIGEST = "02ef2ea2d2316cecf9cb4c2210ab1785fa7d7731e4c67858f92d1b078c4c567a"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

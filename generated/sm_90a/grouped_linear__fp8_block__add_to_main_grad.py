@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:be7b2258d4c67a08
+# checksum sha256:e502ecdc4d07e041
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "2a682b05faa896cd18aa8c88aa87b90d6ec32b18482f014b85a1f52daa71a21e"
+DIGEST = "3af6f3ca681203fe5a661bd6d673263269787805dc9fcd49fe500a68dbf51df6"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

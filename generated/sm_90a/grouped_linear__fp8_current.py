@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eb69eeb05dbb3f6a
+# checksum sha256:53b70afd7939ecba
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "518675c89e7b034d3ae9ea0c69f41892e6fafb3d3f9ae0114e397fe2c9730030"
+DIGEST = "6bd15da4a03af9c1f162e7ef6d58bc90b1469eebaa67f06c78a4cdfd184c1f70"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

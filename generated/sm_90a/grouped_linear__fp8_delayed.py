@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f5f8afbcde846102
+# checksum sha256:0c882a84843dc714
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "8ff6b6fe0772e5c28b00ff98c40353b0182b91f3d84a58ffda7d354eeb22822d"
+DIGEST = "485107d374b5e680b0830402b26065097e93f425650ce7350f2afe2075ae83a7"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:60fcfc60d657bad7
+# checksum sha256:e36e7be0562d3a35
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "1e76675c4b99b3dd004ab65aef75797ff8a1d4f626573ec53ca913cb3cf1e4d9"
+DIGEST = "9f16bdf0389eb565b15a9a29e61ad073142c05ab18c4642bb730315859711102"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:c682f1342307b9ff
+# checksum sha256:df72c43d570816d1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "e3a5e5f73735f14acab233333cbec8b945c8021547fae35fc74a76558a8fdb5c"
+DIGEST = "11700be6197de852d3352bb74e1b997b6b6a00013744598ece2377e372c59480"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

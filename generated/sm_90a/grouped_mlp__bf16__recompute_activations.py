@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d39c3ab74150b1f3
+# checksum sha256:fd32aff57ac47a83
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "df84d0aa7a3d54166e2cd2dfe447ee44fdda383f19c21572a990c935ff81dc35"
+DIGEST = "0a9e8b8618c34128c6075e962e9c90320f273fdca03b9b1271243dfc55755b5e"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

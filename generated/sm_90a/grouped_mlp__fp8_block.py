@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4cade3c1b9aab49b
+# checksum sha256:9b2171d3d65f30b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "439d83eb2cdbb06284f2bd4575ee95b16f5572deece70e1fc4dadc1ffcfcfa85"
+DIGEST = "284f07f0e067f41bc08da6be2a82bd995844d3334ea78364ba1c4769b4ae6137"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4bd1c6358ceaedad
+# checksum sha256:788c6bf83e6e9b45
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "6edf13360abd0e9a96720d05b4c19459bb6770381ef02ee219ebfb1623dfe9d6"
+DIGEST = "353060637a4bf5b37eaa9d89d38660afa9e1b66c2ef5cc2ef30cda00df54ac3e"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

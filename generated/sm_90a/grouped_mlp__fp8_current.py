@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:2612a8b762ce266b
+# checksum sha256:bd32c71b0ed06b57
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "0ae91110dafd7d429651e5f0fd1f732d40793389e5fe4328894f46cfdd554aab"
+DIGEST = "2baa414e82f1290cc538d54781542ad8797212357b2264a3e3d4203c7fd4f28b"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

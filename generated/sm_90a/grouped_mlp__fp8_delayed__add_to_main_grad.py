@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:526ad56d25704cfd
+# checksum sha256:ad1cf91a5610f163
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "822f525e14dd99181ffdf3f1c21f15514126dca3afdb4c4f465cf85b284ac2d7"
+DIGEST = "e86ccefd053786cd6fa728c8f374dc95040bfb927337ab5f5daa4a8287746327"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

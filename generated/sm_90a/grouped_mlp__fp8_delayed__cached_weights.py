@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:08e470ce50f15b46
+# checksum sha256:b7b0444123c85f51
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "c183670e05d32ecf1ec9c95c141a8b2876c69feedfa9e1a8b53b4034bfc18f90"
+DIGEST = "294e3b5aca11a619621c3d6faf2767ac60a0f3d28951384e210aee481b66e99b"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a21b1935ce81b6f5
+# checksum sha256:ce8677d564cbaccf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "9169750114fad03e42a00ca2ecf1a6213cd10801efaa661281a4cf20001b6b19"
+DIGEST = "4ae11f797e10199720d4a837209ef95bcee2768b0e9c97af704bcc4ebeb99c97"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dc7171f34e9cbe08
+# checksum sha256:00f7adf07a7f98a9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "6a1c51860bd12518ca0f61c8e34b547ffbb105e629af2b9239516508c59f511a"
+DIGEST = "27222cbd81b70a9b2dab3cb52b6831c613f6d3c9f82dd0de3b73fc076d5097fe"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

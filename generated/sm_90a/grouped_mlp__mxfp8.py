@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d79e78d28a00bfca
+# checksum sha256:13405338d48894ca
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "7f3b03a83792423d0e6da5cdd36c3a443e794e80eebda226b3d71bd15b4c8e03"
+DIGEST = "1cc02657ebdac7d6c466c128d36f9709444eff191f848b0be69e0b2d0a955eb7"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d63291f9b0aa85cf
+# checksum sha256:5c4e4ecc9e6ec884
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "d16b1087712e126e24d467d68ead900d531ffd61e6f0c376ab30f26817f3e6e1"
+DIGEST = "13ce374a5f63b3d43f4328e888b203c1ecef3a0172c2b68ca42793c280663d40"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

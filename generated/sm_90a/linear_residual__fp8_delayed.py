@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2a7e4677e7103bf6
+# checksum sha256:59713453575ef343
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "272566cccb1db3c29d08e9412e45e2c758c2fa39623992dac5a5d3e0cb245e43"
+DIGEST = "36008fe2bfa3595736d8f42c5e41a05b04199398f0b4500917604312e2edbe03"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a4332f4184d27ae4
+# checksum sha256:e2d0d78c491d19e6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "edecf4da4967831d85084543dbf57c60e81f327956407509e9f07d79524619bf"
+DIGEST = "8f7dd61d9cfd2fd5f7563906dd397786d2ff81739d2a5ddc98519a66f8bdaf8c"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:10b9e5cf74688905
+# checksum sha256:f89e444373128cfe
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "9f6eaf0b403bf89e38b05e6e247156d54a78f6a067eecfe811c1b93a5286e920"
+DIGEST = "9ffa9f29a98842b5a256206c53f6537630c3aea12df7a03c746fa701fbbd448f"
 _library.join("mlp__fp8_block", DIGEST)
 
 

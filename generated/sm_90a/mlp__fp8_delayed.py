@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5215756f37f24ed2
+# checksum sha256:193a890f893fb6f6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "a28d0f292b528fb70de177b55ee8d454e0d932f08020523fade52ffae9b5b63a"
+DIGEST = "c700a95ad569140c1beba4ca10ced33d0e7f206905121459cdeaa716e71bff3f"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e4187c668f66f901
+# checksum sha256:5dded1cd1b86a730
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "38605ad6cfcebf781fa9c2f5f557e9ca7d5989108e6fd61d3d101f4780756dbf"
+DIGEST = "a4120811d61cfc743bbd04ad17dfe16ead0d17e03ab4171d8dbbdd13efedbfa3"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b68446db9130adf0
+# checksum sha256:602c204b5fec2732
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "f313695bc215e5d357dca740922c2146bd849a4edf41631cb023ea3dcd6ba9d1"
+DIGEST = "5945d3090edd4a59157c0f7a68c53ffe55b814f17f325a3332503b3e0427002b"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

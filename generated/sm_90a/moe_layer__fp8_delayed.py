@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f72a8ae0bb0a0187
+# checksum sha256:de0f32561e53ac7f
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "f0b3bff7104796f41bd60ec20ddf0b9b2da0ce3e68d3fbe78b2e95e6b681ee75"
+DIGEST = "f02fa749d6e459941172bb79a5bad3547075408128ec2337f5dd57f354736dcc"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4d14197b1f6579c5
+# checksum sha256:204253052c6234c5
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "81951e03f176f6034dbd530404ac616b43661afa5418ae76336e769b61426193"
+DIGEST = "7f204849ca213cfa668da6bcd2bfabcc1532bf08260137beaab0cdb35f409dca"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

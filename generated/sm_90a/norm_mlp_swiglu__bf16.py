@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0315f5fcdd943a57
+# checksum sha256:1d7b449e4b2836df
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "ab6c0bcd37b697242d68bd672aca7d291e66adcf568ea1ac2b6a2a7f3b3217fe"
+DIGEST = "306d9f5aa050874958e030ba70785a7da215673dfc264cf38190d59016b2266d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

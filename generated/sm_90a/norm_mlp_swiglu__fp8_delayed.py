@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:282a3a76af6396db
+# checksum sha256:a2f177baccbc291d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "248ec353aeaa01fb9cb6a55c88a8e55cea7d1cf7534eb8e7690f9f3f88e27405"
+DIGEST = "7003af74a7a00749f198ebe27303d14067748a55fd9565ad8d9233be3427098a"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c090c319b8d959e7
+# checksum sha256:2ed624e465a35f46
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "2281cd21c9ae0fcc6053272278083a81febf11292d8fc5e747edae8b0eb1d55e"
+DIGEST = "f0f44e0fd12c9d060f0435cf0c64cc9033c489bc7917481d39811288cb331fa3"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f4755a642bc22cd0
+# checksum sha256:152604efee0e17ac
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "a1419f0653940eed0a6711bed0c53be404c49e2263637012d3886b47930f4b24"
+DIGEST = "19cb59e7c4b2de10cf453985612f6895646d8b6691b6dc96a558e920370cdb53"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0f9b3c032e7a8600
+# checksum sha256:ebd31f99591fc7e5
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "86e008b20eb4d92f440d4274725fc5accac1df83609083be64805954b8e3b373"
+DIGEST = "9fe12a668a5b2fb0ff1255975b2ed86c913b598b320f534176c3f084a5d76225"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

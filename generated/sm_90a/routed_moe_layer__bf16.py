@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:e33cfac096b2e09f
+# checksum sha256:694ffd2f9b4541b9
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "633e4ba89435a7b61c247ce3f9d08a78e96574be1e1b80dc8f512e7656316e70"
+DIGEST = "ff4b825e05d3864ec84d90a5c60cddff62d812d473cfa05a109e7b7d0b3ee8c3"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -24,8 +24,11 @@ GENERATED = (
     Cell("router_deepseek_v3", "bf16"),
     Cell("router_longcat", "bf16", ("add_to_main_grad",)),
     Cell("router", "fp8_block"),
+    Cell("router_gpt_oss", "bf16", ("fp32_router_weight",)),
+    Cell("router_longcat", "bf16", ("fp32_router_weight", "add_to_main_grad")),
 )
-"""Cells of no committed bundle: one choice, groups, and a gradient that goes to a buffer."""
+"""Cells of no committed bundle: one choice, groups, gradients that go to a buffer, weights in fp32."""
+FP32 = "router with its weight in fp32"
 TOKENS, HIDDEN = 40, 64
 
 
@@ -141,8 +144,10 @@ MODULES = tuple(dict.fromkeys(peer.module for peer in PEERS))
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Modules of the bundle by name."""
     folder = tmp_path_factory.mktemp("routers")
-    name = load_cells("routers", folder, [Cell(module, "bf16") for module in MODULES])
-    return {module: importlib.import_module(f"{name}.{module}__bf16") for module in MODULES}
+    made = {module: Cell(module, "bf16") for module in MODULES}
+    made |= {FP32: Cell("router", "bf16", ("fp32_router_weight",))}
+    name = load_cells("routers", folder, [*made.values()])
+    return {module: importlib.import_module(f"{name}.{cell}") for module, cell in made.items()}
 
 
 def test_generated_tests_pass(tmp_path: Path) -> None:
@@ -357,6 +362,65 @@ def test_weights_in_fp32_are_refused(cells: dict[str, Any]) -> None:
     """Rounding them would not be what a model asks for that has them so."""
     with pytest.raises(RuntimeError, match="weight: expected dtype bfloat16, as x, got float32"):
         cells["router"].router(torch.zeros(2, 8).bfloat16(), torch.zeros(8, 8))
+
+
+def odd_weight(experts: int, seed: int = 1) -> Tensor:
+    """Numbers of 24 bits, in float64."""
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(experts, HIDDEN, generator=rng) * HIDDEN**-0.5).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_of_a_weight_are_the_weight(cells: dict[str, Any], dtype: torch.dtype) -> None:
+    """All of its bits; in fp16 those above 2^-47. Infinities and NaN are what they were."""
+    package = cells[FP32].__name__.rpartition(".")[0]
+    reference = importlib.import_module(f"{package}.reference._fp32_weight")
+    weight = torch.cat([odd_weight(24, seed).float() * 4.0 ** (seed - 5) for seed in range(10)])
+    parts = reference.split(weight, like=torch.empty(0, dtype=dtype))
+    assert parts.dtype is dtype and parts.shape == (3 * len(weight), HIDDEN)
+    first, second, third = parts.double().chunk(3)
+    missed = (first + second * 2.0**-11 + third * 2.0**-22 - weight.double()).abs().max()
+    assert missed <= (0.0 if dtype is torch.bfloat16 else 2.0**-47)
+    odd = torch.tensor([[0.0, -0.0, torch.inf, torch.nan]])
+    first, *rest = reference.split(odd, like=torch.empty(0, dtype=dtype)).chunk(3)
+    assert first[0, 2].isinf() and first[0, 3].isnan()
+    assert all(torch.equal(each[:, :2].abs(), torch.zeros(1, 2, dtype=dtype)) for each in rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_in_fp32_is_not_rounded(cells: dict[str, Any], dtype: torch.dtype) -> None:
+    """Weights, losses and gradients are those of float64 and the weight as it is."""
+    x, weight, dprobs = random(TOKENS, HIDDEN), odd_weight(24), random(TOKENS, 8, seed=2)
+    coefficients = {"aux_coefficient": 0.5, "z_coefficient": 0.25}
+    own = [x.to(dtype).requires_grad_(), weight.float().requires_grad_()]
+    got = cells[FP32].router(*own, **coefficients)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    expected = route64(*leaves, coefficients)
+    rounded = route64(x, weight.to(dtype).double(), coefficients)
+    assert torch.equal(got[3].long(), expected[3])
+    for one, other, off in zip(got[:3], expected[:3], rounded[:3], strict=True):
+        assert (one - other).abs().max() < 2e-6 < (off - other).abs().max()
+
+    def total(results: Any, dy: Tensor) -> Tensor:
+        return (results[0] * dy).sum() + 30 * results[1] - 20 * results[2]
+
+    found = torch.autograd.grad(total(got, dprobs.float()), own)
+    assert [each.dtype for each in found] == [dtype, torch.float32]
+    exact = torch.autograd.grad(total(expected, dprobs), leaves)
+    for one, other in zip(found, exact, strict=True):
+        assert ((one - other).norm() / other.norm()).item() < 5e-3
+
+
+def test_a_module_has_its_weight_in_fp32(cells: dict[str, Any]) -> None:
+    """Whatever type it is asked for; a module that was put into 16 bits says what it lacks."""
+    layer = cells[FP32].Router(hidden=HIDDEN, num_experts=24, dtype=torch.float16)
+    assert layer.weight.dtype is torch.float32
+    layer(random(4, HIDDEN).half())[0].sum().backward()
+    assert layer.weight.grad.dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(random(4, HIDDEN).float())[0].dtype is torch.float32
+    with pytest.raises(RuntimeError, match="weight: expected dtype float32, got bfloat16"):
+        layer.bfloat16()(random(4, HIDDEN).bfloat16())
 
 
 @pytest.mark.parametrize("module", ["router", "router_sigmoid", "router_deepseek_v3"])

@@ -61,13 +61,18 @@ IN_EXPERTS = (
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
 IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "input_format"))
 IN_GATED_LAYERS = tuple(name for name in IN_LAYERS if name != "tensor_parallelism")
-IN_ROUTED = tuple(name for name in IN_GATED_LAYERS if name != "output_format")
+IN_ROUTED = tuple(
+    each
+    for name in IN_GATED_LAYERS
+    for each in ((name, "router_weight") if name == "parameters" else (name,))
+    if name != "output_format"
+)
 IN_NORM_MLPS = tuple(n for n in IN_MLPS if n not in ("input_format", "tensor_parallelism"))
 IN_NORMED = tuple(name for name in IN_NORM_MLPS if name not in ("cached_input", "backward_calls"))
 IN_QKV = tuple(name for name in IN_NORMED if name != "output_format")
 IN_ACTIVATED = (*IN_GEMMS[:3], "cached_input", *IN_LINEARS[3:])
 IN_ROWS = ("output_format", "ranges")
-IN_ROUTERS = ("main_grad", "ranges")
+IN_ROUTERS = ("router_weight", "main_grad", "ranges")
 INHERITED = {
     "add_extra_input": IN_ROWS,
     "bias": IN_ROWS,
@@ -163,7 +168,7 @@ INHERITED = {
 """What each module has without a word in its spec."""
 
 WORDS = (
-    *("interleaved_32", "scaled_bias", "parameter_per_group"),
+    *("interleaved_32", "scaled_bias", "parameter_per_group", "fp32_router_weight"),
     *("add_to_main_grad", "write_main_grad"),
     *("add_to_16_bit_main_grad", "write_16_bit_main_grad", "delayed_wgrad", "held_weights"),
     *(

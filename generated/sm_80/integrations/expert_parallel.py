@@ -298,8 +298,10 @@ class _Return(torch.autograd.Function):
 
 
 def _counted(ids: Tensor, experts: int) -> Tensor:
-    """How often each expert is among ids, int64 [experts]; no other id counts."""
-    ids = ids.flatten().long()
-    known = torch.where((ids >= 0) & (ids < experts), ids, experts)
-    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device)
-    return counts.scatter_add(0, known, torch.ones_like(known))[:experts]
+    """How often each expert is among ids [T, K], int64 [experts]; no other id counts.
+
+    Each token counts by itself first, since additions to few numbers wait for each other.
+    """
+    known = torch.where((ids >= 0) & (ids < experts), ids, experts).long()
+    counts = torch.zeros(len(ids), experts + 1, dtype=torch.int32, device=ids.device)
+    return counts.scatter_add(1, known, torch.ones_like(known, dtype=torch.int32)).sum(0)[:experts]

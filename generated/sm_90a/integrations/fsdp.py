@@ -21,12 +21,14 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._triton import has_triton
 
 from .. import _library
 
@@ -278,7 +280,17 @@ class _Weight:
 def _fill(whole: Tensor, view: Tensor) -> None:
     """Copy what ranks sent; what pads rows stays zero."""
     same = view.numel() == whole.numel()
-    (whole.view(view.shape) if same else whole[..., : view.shape[-1]]).copy_(view)
+    to = whole.view(view.shape) if same else whole[..., : view.shape[-1]]
+    transposed = view.is_cuda and view.stride(-1) != 1 and has_triton()
+    (_copy_in_tiles() if transposed else Tensor.copy_)(to, view)
+
+
+@cache
+def _copy_in_tiles() -> Callable[[Tensor, Tensor], Any]:
+    """Compiled, it reads and writes whole lines; PyTorch's own copy reads byte by byte, which took
+    more time than all of the gathering.
+    """
+    return torch.compile(lambda to, view: to.copy_(view), dynamic=True)
 
 
 class _Shards:

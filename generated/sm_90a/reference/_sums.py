@@ -1,4 +1,4 @@
-"""Sums in fp32 as what they are sums for, in plain PyTorch."""
+"""Tensors in fp32, such as sums, in 16 bits, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def narrow(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """A sum in fp32, rounded once to the type of what it is the sum of."""
+    """A tensor in fp32, rounded once to the type of what it stands for."""
     return a.to(dtype)

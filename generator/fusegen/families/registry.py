@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..extensions import extended
 from ..steps import BY_NAME
 from .add_norm import ADD_NORM
+from .add_products import ADD_PRODUCTS
 from .combine_rows import COMBINE_ROWS
 from .cross_entropy import CROSS_ENTROPY
 from .cross_entropy_grad import CROSS_ENTROPY_GRAD
@@ -45,6 +46,7 @@ from .route_grad import ROUTE_GRAD
 from .routing_plan import ROUTING_PLAN
 from .softmax import SOFTMAX
 from .softmax_grad import SOFTMAX_GRAD
+from .split_weight import SPLIT_WEIGHT
 from .statistics import STATISTICS
 from .take import TAKE
 from .update_scale import UPDATE_SCALE
@@ -93,6 +95,8 @@ SHIPPED: tuple[Family, ...] = (
     TAKE,
     ROUTE,
     ROUTE_GRAD,
+    SPLIT_WEIGHT,
+    ADD_PRODUCTS,
 )
 """Families that come with fusegen."""
 

@@ -22,6 +22,7 @@ from .option import Choice, Exclusion, ModuleFacts, Option, RecipeFacts, Scope
 from .output_format import OUTPUT_FORMAT
 from .parameters import PARAMETERS
 from .ranges import RANGES
+from .router_weight import ROUTER_WEIGHT
 from .save import SAVE
 from .scale_bias import SCALE_BIAS
 from .tensor_parallel import TENSOR_PARALLELISM
@@ -45,6 +46,7 @@ OPTIONS: tuple[Option, ...] = (
     GLU_INTERLEAVE,
     SCALE_BIAS,
     PARAMETERS,
+    ROUTER_WEIGHT,
     MAIN_GRAD,
     DELAY_WGRAD,
     WEIGHT_CACHE,

@@ -68,6 +68,7 @@ class ModuleFacts:
             by the backward.
         inner_activations: an op of the chain reads what an expression or a norm before it gives.
         chunks: an op has a chunk of the rows of a tensor at a time.
+        fp32_products: a GEMM of a parameter that no recipe quantises gives fp32.
     """
 
     ops: tuple[str, ...]
@@ -87,6 +88,7 @@ class ModuleFacts:
     gives_rows: bool = False
     inner_activations: bool = False
     chunks: bool = False
+    fp32_products: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from ..options.input_format import QUANTIZED_INPUT
 from ..options.main_grad import MainGrad
 from ..options.output_format import QUANTIZED_OUTPUT
 from ..options.parameters import PER_GROUP
+from ..options.router_weight import FP32_ROUTER_WEIGHT
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
 from ..options.tensor_parallel import PARALLEL
@@ -55,6 +56,7 @@ from .quantized_input import take_quantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
 from .scaled_bias import scale_bias
+from .router_weight import widen_weights
 from .seal import seal
 from .sharding import module_shardings
 from .share_amaxes import share_amaxes
@@ -280,6 +282,14 @@ PASSES: tuple[Pass, ...] = (
         needs=_of(Property.DIFFERENTIATED),
         before=_of(Property.MATH),
         options=(SCALED_BIAS,),
+    ),
+    Pass(
+        "router_weight",
+        "A router's weight is in fp32: GEMMs multiply its parts, whose products are added up.",
+        lambda draft, _: widen_weights(draft),
+        needs=_of(Property.DIFFERENTIATED),
+        before=_of(Property.MATH),
+        options=(FP32_ROUTER_WEIGHT,),
     ),
     Pass(
         "math",

@@ -58,6 +58,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
             if item.op in ops
         ),
         chunks=any(tensor.chunk for op in chain for tensor in op.internal.values()),
+        fp32_products=any(map(_gives_fp32_products, chain)),
     )
 
 
@@ -191,6 +192,12 @@ def recomputes(op: OpSpec) -> bool:
 def _reads_weight(op: OpSpec) -> bool:
     gemms = (step for step in op.forward if _is_gemm(step))
     return any(step.get("b") in op.parameters for step in gemms)
+
+
+def _gives_fp32_products(op: OpSpec) -> bool:
+    gemms = (step for step in op.forward if _is_gemm(step) and step.get("b") in op.parameters)
+    wide = {name for name, tensor in op.tensors.items() if tensor.dtype is DType.FLOAT32}
+    return not op.has_roles and any(step.get("out") in wide for step in gemms)
 
 
 def _reads_weights_of_groups(op: OpSpec) -> bool:

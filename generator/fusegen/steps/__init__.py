@@ -15,6 +15,7 @@ from .cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_GRAD
 from .definition import StepDef, Trait
 from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
+from .fp32_weight import ADD_PRODUCTS, SPLIT_WEIGHT
 from .gather_quantize import GATHER_QUANTIZE
 from .gemm import GEMM, GROUPED_GEMM
 from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
@@ -80,6 +81,8 @@ SHIPPED: tuple[StepDef, ...] = (
     TAKE,
     ROUTE,
     ROUTE_GRAD,
+    SPLIT_WEIGHT,
+    ADD_PRODUCTS,
     NARROW,
     CHUNKED,
 )

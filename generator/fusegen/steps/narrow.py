@@ -1,4 +1,4 @@
-"""A sum in fp32 as what it is a sum for: rounded once to the module's own type."""
+"""A tensor in fp32, such as a sum, rounded once to the module's own type."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.dtypes import DType
 from ...ir.naming import gradient, need
 from ...ir.plan import ModulePlan
 from ...ir.step import Result
@@ -255,7 +256,8 @@ def _gradient_source(plan: ModulePlan, argument: TensorText) -> str:
         buffer = dict(plan.main_grads)[argument.name]
         asked = f"ctx.{dummy(argument.name)}"
         wanted = f"{asked} and {argument.flag}"
-        typed = plan.own_type_argument(plan.backward)
+        own = plan.buffer(argument.name).dtype is DType.IO
+        typed = plan.own_type_argument(plan.backward) if own else buffer
         return f"_library.dummy_grad({typed}, {buffer}, {asked}) if {wanted} else None"
     name = dict(plan.gradients)[argument.name]
     there = argument.name in plan.passed_on or [each for _, each in plan.gradients].count(name) > 1

@@ -66,6 +66,7 @@ class ParameterText:
         name: within its holder.
         argument: of the function.
         shape: tuple source.
+        dtype: source of its type: that of others is the constructor's.
         optional: only with ``bias=True``.
         init: source of the in-place fill, without the tensor.
         quantized: the class has its copies alone.
@@ -78,6 +79,7 @@ class ParameterText:
     name: str
     argument: str
     shape: str
+    dtype: str
     optional: bool
     init: str
     quantized: bool
@@ -278,6 +280,7 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
                 name=name,
                 argument=parameter.buffer,
                 shape=", ".join(dims),
+                dtype=_parameter_dtype(buffer.dtype),
                 optional=buffer.optional,
                 init=fill,
                 quantized=parameter.quantized,
@@ -286,6 +289,10 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
             )
         )
     return tuple(texts)
+
+
+def _parameter_dtype(dtype: DType) -> str:
+    return "dtype" if dtype is DType.IO else f"torch.{dtypes.info(dtype).torch}"
 
 
 def _declared(
