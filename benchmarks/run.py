@@ -56,6 +56,7 @@ GPU = {
 CPU = {"generate": ("generation", "generate")}
 # Not among those that are run without a name: one wants another bundle beside ours, one two GPUs.
 ON_REQUEST = ("ranks", "revisions")
+ON_ALL_GPUS = ("ranks",)
 # What can be told to measure less.
 QUICK = (
     "grouped",
@@ -105,6 +106,8 @@ def measure(
     facts = common.gpu_environment() if on_gpu else common.environment()
     with common.rounds_of(rounds or (common.QUICK_ROUNDS if quick else None)):
         rows = common.outcomes(benchmark(quick=True) if quick else benchmark(), cases)
+    if on_gpu and name in ON_ALL_GPUS:
+        facts["gpus"] = common.gpu_count()
     if on_gpu:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(name, rows, facts)

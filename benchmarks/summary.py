@@ -99,6 +99,14 @@ NOTES = {
         "Rows x width in bf16. *Of the ceiling*: the time of a device copy of the same bytes in "
         "the same rounds, over ours; the mask has a bit for an element."
     ),
+    "ranks": (
+        "One process for each GPU of a host; a round takes as long as the slowest rank. *Column*, "
+        "*row*: rows, contraction and columns of a rank's product in bf16, whose tokens are "
+        "gathered before, or scattered behind; *product* is that alone. *Experts*: a step of a "
+        "layer whose experts are spread, in bf16; *product* has the tokens of all ranks. *Gathered "
+        "weights*: those of an expert MLP by FSDP2, in 16 bits or quantised. A rate counts what a "
+        "rank receives."
+    ),
     "moe_layer": (
         "Plan of a routing, gather, expert MLP in bf16 and combine, forward and backward: T tokens "
         "of H columns, K of E experts each, I intermediate columns. torch's layer is compiled "
@@ -313,9 +321,13 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
+_COUNTED = {1: "one", 2: "two", 4: "four", 8: "eight"}
+
+
 def machine(facts: Mapping[str, Any]) -> str:
     """Where a result comes from, as one sentence."""
-    words = [f"one {facts['device']}"] if facts["device"] != "cpu" else ["the CPU"]
+    count = _COUNTED.get(facts.get("gpus", 1), str(facts.get("gpus")))
+    words = [f"{count} {facts['device']}"] if facts["device"] != "cpu" else ["the CPU"]
     words += [f"torch {facts['torch']}"] if "torch" in facts else []
     words += [f"CUDA {facts['cuda']}"] if facts.get("cuda") else []
     words += [f"driver {facts['driver']}"] if "driver" in facts else []
