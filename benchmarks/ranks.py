@@ -5,6 +5,7 @@ all of them.  The link is measured first, by NCCL's own all-gather.  Contenders:
 
     product                     the rank's own product, of what communication would have brought
     fusegen                     the module, whose ops communicate
+    fusegen overlapped          the same, with the rows of one rank at a time (`overlap`)
     NCCL + torch                a collective, and torch's product behind it or before it
     torch symmetric memory      torch's fused operators, which overlap the two by parts of tokens
 """
@@ -34,6 +35,7 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory  # noqa: F401  its operators are there once it is
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
+OVERLAPPED = f"{OURS} overlapped"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
@@ -191,6 +193,19 @@ class Rank:
     def integration(self, name: str) -> Any:
         return importlib.import_module(f"{self.package}.integrations.{name}")
 
+    def overlapped(self, run: Run) -> Run:
+        """A call in which products overlap with what they wait for."""
+        overlap = self.integration("tensor_parallel").overlap
+
+        def overlapping() -> Any:
+            overlap()
+            try:
+                return run()
+            finally:
+                overlap(on=False)
+
+        return overlapping
+
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Random values, which differ between ranks."""
         made: Tensor = common.normal(*shape, scale=scale)
@@ -273,10 +288,12 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
         return product
 
     common.require_close("column", layer(x), whole(every), 0.0)
+    common.require_close("column", here.overlapped(lambda: layer(x))(), whole(every), 0.0)
     common.require_close("column", fused() if _can(fused) else gathered(), whole(every))
     return {
         PRODUCT: lambda: whole(every),
         OURS: lambda: layer(x),
+        OVERLAPPED: here.overlapped(lambda: layer(x)),
         NCCL: gathered,
         SYMMETRIC: fused,
     }
@@ -301,9 +318,11 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
         return product
 
     common.require_close("row", layer(x), scattered())
+    common.require_close("row", here.overlapped(lambda: layer(x))(), layer(x), 0.0)
     return {
         PRODUCT: lambda: whole(x),
         OURS: lambda: layer(x),
+        OVERLAPPED: here.overlapped(lambda: layer(x)),
         NCCL: scattered,
         SYMMETRIC: fused,
     }

@@ -27,7 +27,7 @@ GENERATED = (
     Cell("router_gpt_oss", "bf16", ("fp32_router_weight",)),
     Cell("router_longcat", "bf16", ("fp32_router_weight", "add_to_main_grad")),
 )
-"""Cells of no committed bundle: one choice, groups, gradients that go to a buffer, weights in fp32."""
+"""Cells of no committed bundle: one choice, groups, main_grad, weights in fp32."""
 FP32 = "router with its weight in fp32"
 TOKENS, HIDDEN = 40, 64
 

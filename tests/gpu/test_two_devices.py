@@ -34,6 +34,7 @@ from ..generated.test_expert_parallel import (
     test_ranks_that_differ_are_refused,
     test_under_a_recipe,
 )
+from ..generated.test_overlap import SAME
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
 from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
 
@@ -73,6 +74,10 @@ def reduced(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
     run_ranks(gather.COMMON + gather.TRAINED, tmp_path, place, "fp8_block", "fp8_delayed")
+
+
+def test_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path) -> None:
+    run_ranks(SAME, tmp_path, place_of_parts(folder), "4")
 
 
 def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Result: ("buffer", "when"),
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),
-    Start: ("operands", "future", "when"),
+    Start: ("operands", "future", "when", "by_rows"),
     State: ("buffer",),
     JoinedTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),

@@ -30,9 +30,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ..ir.dtypes import DType
+from ..ir.kernel import GemmKind
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
+from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
+from ..steps.gemm import GEMM
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -69,7 +72,7 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
             return tuple(making.segments(collectives, places, late=False))
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
-        return Direction(whole.name, ops(_Cut(draft, whole, dims), ()))
+        return Direction(whole.name, _by_rows(ops(_Cut(draft, whole, dims), ())))
 
     def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
         making = _Cut(draft, backward, dims)
@@ -85,6 +88,36 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
     best, places = best_way(draft, whole, possible_cuts, freeing=freeing, ordering=not collectives)
     return Direction(whole.name, ops(_Cut(draft, best, dims), places))
+
+
+def _by_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Mark each collective beside an op that may take or give the rows of one rank at a time."""
+    marked = list(segments)
+    for place, segment in enumerate(segments):
+        if not isinstance(segment, Start):
+            continue
+        if segment.kind == ALL_GATHER.name:
+            behind = segments[place + 1 : place + 3]
+            rows = _rows_of(behind[-1])
+            waited = behind[0].gives == (rows,)
+            readers = [each for each in segments if rows in each.takes]
+            fits = waited and readers == [behind[-1]]
+        else:
+            before = segments[place - 1]
+            rows = _rows_of(before)
+            fits = segment.kind == REDUCE_SCATTER.name and segment.operands == before.gives
+        if rows and fits:
+            marked[place] = replace(segment, by_rows=(rows,))
+    return tuple(marked)
+
+
+def _rows_of(segment: Segment) -> str:
+    """The argument that an op multiplies row by row, if that is all it does; empty otherwise."""
+    if not isinstance(segment, Program) or len(segment.steps) != 1:
+        return ""
+    (step,) = segment.steps
+    alone = step.primitive == GEMM.name and step.kind == GemmKind.FPROP.value and not step.copies
+    return step.input("a") or "" if alone and segment.gives == (step.out,) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ from .quantize import quantize, unquantized
 from .quantized_input import take_quantized
 from .recompute import recompute_activations
 from .rewrite import Facts, Stage, rewrite
-from .scaled_bias import scale_bias
 from .router_weight import widen_weights
+from .scaled_bias import scale_bias
 from .seal import seal
 from .sharding import module_shardings
 from .share_amaxes import share_amaxes

@@ -40,9 +40,7 @@ def widen_weights(draft: Draft) -> Draft:
     return replace(draft.with_buffers(made), forward=forward, backward=backward)
 
 
-def _by_parts(
-    draft: Draft, step: Step, wide: set[str], made: dict[str, Buffer]
-) -> Iterator[Step]:
+def _by_parts(draft: Draft, step: Step, wide: set[str], made: dict[str, Buffer]) -> Iterator[Step]:
     """A GEMM of a weight as one of its parts, between the steps that split it and add up."""
     weight = step.input("b") if is_gemm(step) else None
     if weight not in wide:

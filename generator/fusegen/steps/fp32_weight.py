@@ -1,8 +1,9 @@
 """Products of 16-bit rows with a weight in fp32, by 16-bit GEMMs: of three parts, added up.
 
 The first part is the weight rounded to 16 bits; each further one is what is left, times 2^11,
-rounded.  Three of them hold all 24 bits of a number in bf16, and in fp16 those above 2^-47.  Products of 16-bit numbers are exact in fp32, so the sum is what a product in fp32 gives,
-but for the order in which it adds up.
+rounded.  Three of them hold all 24 bits of a number in bf16, and in fp16 those above 2^-47.
+Products of 16-bit numbers are exact in fp32, so the sum is what a product in fp32 gives, but for
+the order in which it adds up.
 """
 
 from __future__ import annotations

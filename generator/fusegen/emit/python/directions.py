@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from ...ir.plan import ModulePlan
 from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
+from ...ir.shapes import symbols
 from ...steps.collectives import collective
 from .conditions import Conditions, named_conditions
-from .words import attribute_text, return_annotation, tensor_text
+from .words import attribute_text, bind_lines, return_annotation, tensor_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class _Printer:
         if absent:
             yield f"{' = '.join(absent)} = None"
         for when, segments in groupby(self.direction.segments, lambda segment: segment.when):
-            lines = [line for each in segments for line in self._lines(each, conditions)]
+            lines = [line for each in _together(segments) for line in self._lines(each, conditions)]
             if when:
                 yield f"if {conditions.text(when)}:"
                 yield from (f"    {line}" for line in lines)
@@ -146,8 +147,12 @@ class _Printer:
         if results:
             yield f"return {', '.join(self._value(r.buffer, conditions) for r in results)}"
 
-    def _lines(self, segment: Segment, conditions: Conditions) -> Iterator[str]:
-        """A segment, and the end of what it is the last to take."""
+    def _lines(self, together: tuple[Segment, ...], conditions: Conditions) -> Iterator[str]:
+        """A segment, and the end of what it is the last to take; or several that are one call."""
+        if len(together) > 1:
+            yield self._overlapping(together, conditions)
+            return
+        (segment,) = together
         yield self._line(segment, conditions)
         segments = self.direction.segments
         place = segments.index(segment)
@@ -176,16 +181,35 @@ class _Printer:
                 return self._call(segment, conditions)
             case Start():
                 sources = [self._value(name, conditions) for name in segment.operands]
-                step = f"{self.direction.name}: {segment.kind} of {', '.join(segment.operands)}"
-                group = segment.group.name
-                place = f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
-                words = [place, _tuple(sources)]
+                words = [self._place(segment), _tuple(sources)]
                 words += (f"{key}={_scalar(value)}" for key, value in segment.attributes)
                 words += self._dimensions(segment)
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
                 end = "," if len(segment.results) == 1 else ""
                 return f"{', '.join(segment.results)}{end} = _collectives.wait({segment.future})"
+
+    def _place(self, start: Start) -> str:
+        step = f"{self.direction.name}: {start.kind} of {', '.join(start.operands)}"
+        group = start.group.name
+        return f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
+
+    def _overlapping(self, together: tuple[Segment, ...], conditions: Conditions) -> str:
+        """An op and the collective beside it, which may take rows of one rank at a time."""
+        (start,) = (each for each in together if isinstance(each, Start))
+        (op,) = (each for each in together if isinstance(each, Program))
+        gathers = together[0] is start
+        function = "product_of_gathered" if gathers else "scattered_product"
+        (rows,) = start.by_rows
+        (source,) = start.operands if gathers else (rows,)
+        (result,) = together[-1].gives
+        (given,) = op.gives
+        width = self.plan.buffer(given).shape.dims[-1]
+        bound = dict(line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
+        product = f"lambda {rows}: {self._product(op, conditions)}"
+        words = [self._place(start), _tuple([source]), product, f"width={bound[str(width)]}"]
+        words += self._dimensions(start)
+        return f"{result} = _collectives.{function}({', '.join(words)})"
 
     def _dimensions(self, start: Start) -> Iterator[str]:
         """How many dimensions a tensor has at least whose first is that of rows."""
@@ -194,11 +218,14 @@ class _Printer:
             yield f"dims={len(self.plan.buffer(name).shape.flat)}"
 
     def _call(self, program: Program, conditions: Conditions) -> str:
+        targets = ", ".join(result.buffer for result in program.results)
+        call = self._product(program, conditions)
+        return f"{targets} = {call}" if targets else call
+
+    def _product(self, program: Program, conditions: Conditions) -> str:
         words = [self._value(argument.buffer, conditions) for argument in program.arguments]
         words += [*program.flags, *(a.name for a in self.plan.attributes_of(program))]
-        targets = ", ".join(result.buffer for result in program.results)
-        call = f"_{program.function}({', '.join(words)})"
-        return f"{targets} = {call}" if targets else call
+        return f"_{program.function}({', '.join(words)})"
 
     def _value(self, name: str, conditions: Conditions) -> str:
         """A buffer as a later segment takes it; an empty stand-in becomes None again."""
@@ -207,6 +234,20 @@ class _Printer:
             if result and result.when and not program.returns_none:
                 return f"{name} if {conditions.text(result.when)} else None"
         return name
+
+
+def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
+    """Each segment, or as one call an op and the collective that may overlap with it: its start and
+    wait before the op, or behind it.
+    """
+    rest = [*segments]
+    while rest:
+        started = [each for each in rest[:2] if isinstance(each, Start) and each.by_rows]
+        before = started[:1] == rest[:1]
+        behind = any(each.operands == rest[0].gives for each in started)
+        length = 3 if before or behind else 1
+        yield tuple(rest[:length])
+        del rest[:length]
 
 
 def _scalar(value: str) -> str:

@@ -193,7 +193,8 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
                 words = "".join(f" {value}" for _, value in segment.attributes)
                 operands = ", ".join(segment.operands)
                 head = f"start {segment.kind}{words} over {segment.group.name}: {operands}"
-                yield f"{head} -> {segment.future}{_under(segment.when)}"
+                rows = "".join(f", by rows of {name} if asked" for name in segment.by_rows)
+                yield f"{head} -> {segment.future}{rows}{_under(segment.when)}"
             case Wait():
                 results = ", ".join(segment.results)
                 yield f"wait {segment.future} -> {results}{_under(segment.when)}"
