@@ -7,7 +7,7 @@ process group in its schema; groups are attributes of modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import _disable_current_modes
+
+from . import _overlap
+
+Product = Callable[[Tensor], Tensor]
+_OVERLAPPING: set[str] = set()
+"""Names of groups."""
 
 
 class Place(NamedTuple):
@@ -251,6 +257,39 @@ def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int =
     return Pending(place, every)
 
 
+def overlap(group: ProcessGroup | None, *, on: bool = True) -> None:
+    """Whether products of tokens that are gathered overlap with that."""
+    name = Place("overlap", "", "group", group).ranks.group_name
+    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(name)
+
+
+def product_of_gathered(
+    place: Place, sources: tuple[Tensor], product: Product, *, width: int, dims: int = 1
+) -> Tensor:
+    """What `product` gives for the rows of all ranks, in their order.
+
+    Args:
+        place: where they are gathered.
+        sources: one, of the same shape on all ranks.
+        product: of any rows, each by itself.
+        width: columns of it.
+        dims: as of `start_all_gather`.
+
+    Raises:
+        RuntimeError: as `start_all_gather`.
+    """
+    (source,) = sources
+    if not _overlaps(place, source):
+        (every,) = wait(start_all_gather(place, sources, dims=dims))
+        return product(every)
+    _refuse_one_row(place, source, dims)
+    ranks = place.ranks
+    with _named(place):
+        return _overlap.gathered(
+            source.contiguous(), product, width, ranks.group_name, ranks.size()
+        )
+
+
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
     """This rank's share of what is added once to a sum over ranks; nothing is sent.
 
@@ -339,6 +378,14 @@ def compare(cell: str, keyword: str, group: ProcessGroup | None, **facts: str) -
                     f"{cell}: {keyword}: {key}: {own.get(key)} on rank {here}, {other.get(key)} on "
                     f"rank {rank}; all ranks need the same bundle and sizes"
                 )
+
+
+def _overlaps(place: Place, source: Tensor) -> bool:
+    """Compilers trace what does not: they have fusions of their own for it."""
+    if not source.is_cuda or torch.compiler.is_compiling() or not _OVERLAPPING:
+        return False
+    ranks = place.ranks
+    return ranks.size() > 1 and ranks.group_name in _OVERLAPPING
 
 
 def _refuse_one_row(place: Place, source: Tensor | None, dims: int) -> None:

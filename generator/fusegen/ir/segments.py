@@ -80,8 +80,8 @@ class Start:
         group: the ranks.
         when: it runs if any of these flags is set; empty is always.
         attributes: by the names that its kind has for them.
-        by_rows: argument of the op behind it, or before it, of whose rows that op may take those
-            of one rank while others' are on their way; empty where it needs all at once.
+        by_rows: argument of the op behind it, of whose rows that op may take those of one rank
+            while others' are on their way; empty where it needs all at once.
     """
 
     kind: str

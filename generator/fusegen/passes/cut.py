@@ -34,7 +34,7 @@ from ..ir.kernel import GemmKind
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
-from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
+from ..steps.collectives import ALL_GATHER
 from ..steps.gemm import GEMM
 from .draft import Draft, NotPossible
 from .freeing import best_way
@@ -91,23 +91,20 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
 
 def _by_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Mark each collective beside an op that may take or give the rows of one rank at a time."""
+    """Mark each gathering of rows before an op that may take those of one rank at a time.
+
+    What an op gives could be scattered so, too: that takes longer than one product and a collective
+    behind it, since each part is copied once more (benchmarks/notes/ranks.md).
+    """
     marked = list(segments)
-    for place, segment in enumerate(segments):
-        if not isinstance(segment, Start):
+    for place in range(len(segments) - 2):
+        start, wait, op = segments[place : place + 3]
+        if not isinstance(start, Start) or start.kind != ALL_GATHER.name:
             continue
-        if segment.kind == ALL_GATHER.name:
-            behind = segments[place + 1 : place + 3]
-            rows = _rows_of(behind[-1])
-            waited = behind[0].gives == (rows,)
-            readers = [each for each in segments if rows in each.takes]
-            fits = waited and readers == [behind[-1]]
-        else:
-            before = segments[place - 1]
-            rows = _rows_of(before)
-            fits = segment.kind == REDUCE_SCATTER.name and segment.operands == before.gives
-        if rows and fits:
-            marked[place] = replace(segment, by_rows=(rows,))
+        rows = _rows_of(op)
+        readers = [each for each in segments if rows in each.takes]
+        if wait.gives == (rows,) and readers == [op]:
+            marked[place] = replace(start, by_rows=(rows,))
     return tuple(marked)
 
 

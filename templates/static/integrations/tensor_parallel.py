@@ -1,4 +1,4 @@
-"""State dicts of whole layers as those of a rank that has a part of one, and back.
+"""State dicts of whole layers as those of a rank that has a part of one, and back; overlap.
 
     from <this package>.integrations import tensor_parallel
 
@@ -26,12 +26,12 @@ __all__ = ["overlap", "read", "write"]
 
 
 def overlap(group: ProcessGroup | None = None, *, on: bool = True) -> None:
-    """Let linear layers in bf16 multiply while tokens of other ranks are on their way, and send
-    what they have while they multiply the rest.
+    """Let linear layers in bf16 multiply a rank's tokens while those of others are on their way.
 
-    For modules of this bundle whose `tensor_group` it is, called in eager mode or captured; those
-    that a compiler traces gather first and multiply then.  Copies go through PyTorch's symmetric
-    memory, so that the GPUs have to reach each other's; all ranks call this alike.
+    For modules of this bundle with `column_sequence_parallel` whose `tensor_group` it is, in eager
+    mode or captured; those that a compiler traces gather first and multiply then.  Copies go
+    through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all ranks call
+    this alike.
 
     Args:
         group: the ranks; None for all.

@@ -258,7 +258,7 @@ def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int =
 
 
 def overlap(group: ProcessGroup | None, *, on: bool = True) -> None:
-    """Whether products whose tokens are gathered, or added up, overlap with that."""
+    """Whether products of tokens that are gathered overlap with that."""
     name = Place("overlap", "", "group", group).ranks.group_name
     (_OVERLAPPING.add if on else _OVERLAPPING.discard)(name)
 
@@ -288,32 +288,6 @@ def product_of_gathered(
         return _overlap.gathered(
             source.contiguous(), product, width, ranks.group_name, ranks.size()
         )
-
-
-def scattered_product(
-    place: Place, sources: tuple[Tensor], product: Product, *, width: int, dims: int = 1
-) -> Tensor:
-    """This rank's rows of what `product` gives, added up over ranks.
-
-    Args:
-        place: where they are added up.
-        sources: one, with the rows of all ranks.
-        product: of any rows, each by itself.
-        width: columns of it.
-        dims: as of `start_reduce_scatter`.
-
-    Raises:
-        RuntimeError: as `start_reduce_scatter`.
-    """
-    (source,) = sources
-    if not _overlaps(place, source):
-        own: Tensor = wait(start_reduce_scatter(place, (product(source),), dims=dims))[0]
-        return own
-    _refuse_one_row(place, source, dims)
-    _refuse_unequal(place, source)
-    ranks = place.ranks
-    with _named(place):
-        return _overlap.scattered(source, product, width, ranks.group_name, ranks.size())
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:

@@ -1,6 +1,6 @@
-"""Products by the rows of one rank at a time, while those of others are on their way.
+"""Products of the rows of one rank at a time, while those of others are on their way.
 
-PyTorch's pipelines do it: copies between GPUs by copy engines, through symmetric memory of the
+PyTorch's pipeline does it: copies between GPUs by copy engines, through symmetric memory of the
 group, and products on two streams.  A row has the bits that it has among others.
 """
 
@@ -35,21 +35,3 @@ def gathered(rows: Tensor, product: Product, width: int, name: str, ranks: int) 
 
     _symmetric._pipelined_all_gather_and_consume(rows, consume, every, name, ag_out_needed=False)
     return out
-
-
-def scattered(rows: Tensor, product: Product, width: int, name: str, ranks: int) -> Tensor:
-    """This rank's rows of the sum over ranks of products, added up in fp32 and rounded once.
-
-    Args:
-        rows: [T, ...], of all ranks, as many for each.
-        product, width, name, ranks: as of `gathered`.
-    """
-    parts = rows.chunk(ranks)
-    each = rows.new_empty(*rows.shape[:-1], width)
-
-    def produce(rank: int, to: Tensor) -> None:
-        to.copy_(product(parts[rank]))
-
-    _symmetric._pipelined_produce_and_all2all(produce, each, name)
-    return each.unflatten(0, (ranks, -1)).sum(0)
-

@@ -149,9 +149,10 @@ class _Printer:
 
     def _lines(self, together: tuple[Segment, ...], conditions: Conditions) -> Iterator[str]:
         """A segment, and the end of what it is the last to take; or several that are one call."""
-        if len(together) > 1:
-            yield self._overlapping(together, conditions)
-            return
+        match together:
+            case (Start() as start, Wait(), Program() as op):
+                yield self._overlapping(start, op, conditions)
+                return
         (segment,) = together
         yield self._line(segment, conditions)
         segments = self.direction.segments
@@ -194,22 +195,16 @@ class _Printer:
         group = start.group.name
         return f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
 
-    def _overlapping(self, together: tuple[Segment, ...], conditions: Conditions) -> str:
-        """An op and the collective beside it, which may take rows of one rank at a time."""
-        (start,) = (each for each in together if isinstance(each, Start))
-        (op,) = (each for each in together if isinstance(each, Program))
-        gathers = together[0] is start
-        function = "product_of_gathered" if gathers else "scattered_product"
+    def _overlapping(self, start: Start, op: Program, conditions: Conditions) -> str:
+        """An op that may take the rows of one rank at a time, and what gathers them."""
         (rows,) = start.by_rows
-        (source,) = start.operands if gathers else (rows,)
-        (result,) = together[-1].gives
-        (given,) = op.gives
-        width = self.plan.buffer(given).shape.dims[-1]
+        (result,) = op.gives
+        width = self.plan.buffer(result).shape.dims[-1]
         bound = dict(line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
         product = f"lambda {rows}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple([source]), product, f"width={bound[str(width)]}"]
+        words = [self._place(start), _tuple(start.operands), product, f"width={bound[str(width)]}"]
         words += self._dimensions(start)
-        return f"{result} = _collectives.{function}({', '.join(words)})"
+        return f"{result} = _collectives.product_of_gathered({', '.join(words)})"
 
     def _dimensions(self, start: Start) -> Iterator[str]:
         """How many dimensions a tensor has at least whose first is that of rows."""
@@ -237,15 +232,11 @@ class _Printer:
 
 
 def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
-    """Each segment, or as one call an op and the collective that may overlap with it: its start and
-    wait before the op, or behind it.
-    """
+    """Each segment; or what gathers rows, its wait and the op that may overlap with it."""
     rest = [*segments]
     while rest:
-        started = [each for each in rest[:2] if isinstance(each, Start) and each.by_rows]
-        before = started[:1] == rest[:1]
-        behind = any(each.operands == rest[0].gives for each in started)
-        length = 3 if before or behind else 1
+        first = rest[0]
+        length = 3 if isinstance(first, Start) and first.by_rows else 1
         yield tuple(rest[:length])
         del rest[:length]
 
