@@ -34,8 +34,8 @@ from ..ir.kernel import GemmKind
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
+from ..steps import is_gemm
 from ..steps.collectives import ALL_GATHER
-from ..steps.gemm import GEMM
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -90,6 +90,10 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
     return Direction(whole.name, ops(_Cut(draft, best, dims), places))
 
 
+_OF_A_PRODUCT = {"a", "b", "add"}
+"""Operands of a GEMM of which the first alone has rows."""
+
+
 def _by_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """Mark each gathering of rows before an op that may take those of one rank at a time.
 
@@ -113,8 +117,9 @@ def _rows_of(segment: Segment) -> str:
     if not isinstance(segment, Program) or len(segment.steps) != 1:
         return ""
     (step,) = segment.steps
-    alone = step.primitive == GEMM.name and step.kind == GemmKind.FPROP.value and not step.copies
-    return step.input("a") or "" if alone and segment.gives == (step.out,) else ""
+    product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
+    alone = segment.gives == (step.out,) and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
+    return (step.input("a") or "") if product and alone else ""
 
 
 @dataclass(frozen=True, slots=True)
