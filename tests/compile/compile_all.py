@@ -1,6 +1,6 @@
 """Compile the kernels of every module, recipe and option, and hold each unit against its contract.
 
-    python tests/compile/compile_all.py [ARCH...] [--sample] [--unit TEXT] [--record] [--jobs N]
+    python tests/compile/compile_all.py [ARCH...] [--sample] [--unit TEXT]... [--record] [--jobs N]
 
 Without architectures, all that have kernels. `--sample` takes the cells that stand for the others
 (`SAMPLE`), `--unit` the units whose names hold a text, such as those of a family that was changed;
@@ -134,7 +134,7 @@ def compiled(
     cells: Iterable[Cell],
     *,
     whole: bool = False,
-    unit: str = "",
+    units: Sequence[str] = (),
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Compiled]:
@@ -145,7 +145,7 @@ def compiled(
         arch: its name.
         cells: of which those that cannot be made are left out.
         whole: whether they are all that there are.
-        unit: part of the names of units to compile; all without.
+        units: parts of names of units, of which those to compile hold one; all without.
         jobs: units compiled at a time.
         progress: hears of every unit.
 
@@ -173,7 +173,7 @@ def compiled(
 
     namespace = default_namespace(DEFAULT_PREFIX, arch)
     files = polish(render_kernels(seen(), spec, namespace, Inputs().renderer(())))
-    wanted = tuple(name for name in families if unit in Path(name).stem)
+    wanted = tuple(n for n in families if any(part in Path(n).stem for part in units or ("",)))
     every = frozenset(Path(name).stem for name in families) if whole else frozenset()
     found = Compiled(
         dotted(tools.version), False, count, len(families) if whole else None, {}, names=every
@@ -342,7 +342,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("arch", nargs="*", help="such as sm_90a; by default every one of GPUs")
     parser.add_argument("--sample", action="store_true", help="cells that stand for the others")
-    parser.add_argument("--unit", default="", metavar="TEXT", help="units whose names hold this")
+    parser.add_argument(
+        "--unit", action="append", default=[], metavar="TEXT", help="units whose names hold this"
+    )
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
     parser.add_argument("--jobs", type=int, help="units compiled at a time")
     asked = parser.parse_args(words)
@@ -358,7 +360,7 @@ def main(words: Sequence[str] | None = None) -> int:
             arch,
             cells_of(specs, sample=asked.sample),
             whole=not asked.sample,
-            unit=asked.unit,
+            units=asked.unit,
             jobs=asked.jobs,
             progress=Lines(),
         ):

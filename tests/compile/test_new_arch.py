@@ -44,7 +44,7 @@ def test_a_bundle_has_the_points_that_fit_alone(specs: SpecSet) -> None:
 
 def compiled(specs: SpecSet, unit: str) -> compile_all.Compiled:
     """All that was found of the units whose names hold a text."""
-    return [*compile_all.compiled(specs, NAME, CELLS, unit=unit)][-1]
+    return [*compile_all.compiled(specs, NAME, CELLS, units=(unit,))][-1]
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -84,7 +84,7 @@ def test_what_was_found_is_told_after_every_few_units(
 ) -> None:
     """An end of the run in between loses no more than those."""
     monkeypatch.setattr(compile_all, "AT_ONCE", 1)
-    few = compile_all.compiled(specs, NAME, CELLS, unit="_fprop_mma_128x128x32", whole=True)
+    few = compile_all.compiled(specs, NAME, CELLS, units=("_fprop_mma_128x128x32",), whole=True)
     first, second = (next(few) for _ in range(2))
     assert (len(first.units), len(second.units)) == (1, 2)
     assert first.whole == second.whole and first.whole is not None and first.whole > 2

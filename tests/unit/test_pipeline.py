@@ -50,9 +50,11 @@ def test_a_pass_in_the_wrong_place_is_noticed(name: str, monkeypatch: pytest.Mon
     """First of all it lacks what it needs; last of all it comes too late."""
     moved = next(each for each in PASSES if each.name == name)
     others = [each for each in PASSES if each is not moved]
-    offered = words_of(SPECS.modules["grouped_mlp"], SPECS.ops)
-    words = tuple(word for word in moved.options if word in offered)[:1]
-    context = context_of(SPECS, Cell("grouped_mlp", "fp8_delayed", words), "cpu", pipeline.UNCACHED)
+    offered = {name: words_of(SPECS.modules[name], SPECS.ops) for name in ("grouped_mlp", "router")}
+    cells = ((name, word) for name, own in offered.items() for word in moved.options if word in own)
+    module, *words = next(cells, ("grouped_mlp",))
+    cell = Cell(module, "fp8_delayed", tuple(words))
+    context = context_of(SPECS, cell, "cpu", pipeline.UNCACHED)
     for order in [(moved, *others)] if moved.needs else []:
         monkeypatch.setattr(pipeline, "PASSES", order)
         with pytest.raises(AssertionError, match=f"{name} comes before what it needs"):

@@ -66,7 +66,8 @@ class ParameterText:
         name: within its holder.
         argument: of the function.
         shape: tuple source.
-        dtype: source of its type: that of others is the constructor's.
+        dtype: source of its type.
+        fixed_dtype: its type for people, where that is not the constructor's.
         optional: only with ``bias=True``.
         init: source of the in-place fill, without the tensor.
         quantized: the class has its copies alone.
@@ -80,6 +81,7 @@ class ParameterText:
     argument: str
     shape: str
     dtype: str
+    fixed_dtype: str
     optional: bool
     init: str
     quantized: bool
@@ -266,6 +268,7 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
     for parameter in plan.parameters:
         buffer = plan.buffer(parameter.buffer)
         holder, _, name = parameter.path.rpartition(".")
+        fixed = "" if buffer.dtype is DType.IO else dtypes.info(buffer.dtype).torch
         dims = [to_python(dim) for dim in buffer.shape.substitute(words).dims]
         bound = f"1 / math.sqrt({_fan_in(plan, parameter.fan_in)})"
         fill = {
@@ -280,7 +283,8 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
                 name=name,
                 argument=parameter.buffer,
                 shape=", ".join(dims),
-                dtype=_parameter_dtype(buffer.dtype),
+                dtype=f"torch.{fixed}" if fixed else "dtype",
+                fixed_dtype=fixed,
                 optional=buffer.optional,
                 init=fill,
                 quantized=parameter.quantized,
@@ -289,10 +293,6 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
             )
         )
     return tuple(texts)
-
-
-def _parameter_dtype(dtype: DType) -> str:
-    return "dtype" if dtype is DType.IO else f"torch.{dtypes.info(dtype).torch}"
 
 
 def _declared(
