@@ -49,6 +49,7 @@ CELLS = (
     Cell("dropout", "bf16"),
     Cell("moe_layer", "bf16"),
     Cell("moe_layer", "fp8_delayed"),
+    Cell("router", "bf16", ("fp32_router_weight",)),
 )
 # Of FP8 no copy is transposed there, and the instruction reads every recipe's E2M1 as it is.
 NOWHERE = {("sm_100a", "dequantize_groups")}

@@ -2,14 +2,13 @@
 // thread has 4 columns of a row.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "fusegen/fp32_weight/fp32_weight.h"
 #include "fusegen/launch/launch.cuh"
+#include "fusegen/reduce/row.cuh"
 
 namespace fusegen {
 
@@ -41,8 +40,8 @@ static __global__ void __launch_bounds__(kSumThreads)
   }
   if (in.bias != nullptr) {
     const Element* const bias = static_cast<const Element*>(in.bias) + column;
-    sum = {sum.x + float(bias[0]), sum.y + float(bias[1]), sum.z + float(bias[2]),
-           sum.w + float(bias[3])};
+    sum = {sum.x + row::widen(bias[0]), sum.y + row::widen(bias[1]),
+           sum.z + row::widen(bias[2]), sum.w + row::widen(bias[3])};
   }
   *reinterpret_cast<float4*>(in.sums + row * in.n + column) = sum;
 }

@@ -1,44 +1,39 @@
-// A weight in fp32 as parts in 16 bits; a thread has 4 numbers, a load of 16 bytes.
+// A weight in fp32 as parts in 16 bits; a thread has 8 numbers, two loads of 16 bytes.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "fusegen/fp32_weight/fp32_weight.h"
 #include "fusegen/launch/launch.cuh"
+#include "fusegen/reduce/row.cuh"
 
 namespace fusegen {
 
 namespace fp32_weight {
 
-inline constexpr int kThreads = 256, kValues = 4;
+inline constexpr int kThreads = 256;
 
 template <class Element>
 static __global__ void __launch_bounds__(kThreads)
     split(const __grid_constant__ SplitWeightArguments in) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int64_t first = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kValues;
+  const int64_t first = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * row::kVector;
   const int64_t count = in.n * in.k;
   if (first >= count) return;
-  const float4 four = __ldg(reinterpret_cast<const float4*>(in.weight + first));
-  float left[kValues] = {four.x, four.y, four.z, four.w};
+  const auto* const from = reinterpret_cast<const float4*>(in.weight + first);
+  const float4 low = __ldg(from), high = __ldg(from + 1);
+  float left[row::kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
   for (int part = 0; part < kWeightParts; ++part) {
-    Element rounded[kValues];
+    const uint4 packed = row::pack<Element>(left);
+    *reinterpret_cast<uint4*>(static_cast<Element*>(in.parts) + part * count + first) = packed;
+    float rounded[row::kVector];
+    row::unpack<Element>(packed, rounded);
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      rounded[i] = Element(left[i]);
-      left[i] = (left[i] - float(rounded[i])) * kPartScale;
-    }
-    uint2 packed;
-    memcpy(&packed, rounded, sizeof packed);
-    Element* const to = static_cast<Element*>(in.parts) + part * count + first;
-    *reinterpret_cast<uint2*>(to) = packed;
+    for (int i = 0; i < row::kVector; ++i) left[i] = (left[i] - rounded[i]) * kPartScale;
   }
 }
 
@@ -48,8 +43,8 @@ template <class Element>
 static Status launch_split_weight(const SplitWeightArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.k % kRowAlignment != 0) return {kInvalid, "k: a multiple of 8"};
-  const int64_t blocks = ceil_div(in.n * in.k, fp32_weight::kThreads * fp32_weight::kValues);
-  if (blocks > INT32_MAX) return {kInvalid, "split_weight: fewer than 2^41 elements"};
+  const int64_t blocks = ceil_div(in.n * in.k, fp32_weight::kThreads * row::kVector);
+  if (blocks > INT32_MAX) return {kInvalid, "split_weight: fewer than 2^42 elements"};
   if (blocks == 0) return {};
   const Grid grid{dim3(unsigned(blocks)), fp32_weight::kThreads};
   return launch_kernel("cudaLaunchKernelEx(split_weight)", &fp32_weight::split<Element>, grid,
