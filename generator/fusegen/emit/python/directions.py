@@ -9,7 +9,7 @@ from itertools import groupby
 from ...ir.plan import ModulePlan
 from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
-from ...ir.shapes import symbols
+from ...ir.shapes import Sym, substitute, symbols, to_python
 from ...steps.collectives import collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, bind_lines, return_annotation, tensor_text
@@ -200,10 +200,11 @@ class _Printer:
         (rows,) = start.by_rows
         (result,) = op.gives
         width = self.plan.buffer(result).shape.dims[-1]
-        bound = dict(line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
+        bound = (line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
+        sources = {name: Sym(f"({text})" if " " in text else text) for name, text in bound}
         product = f"lambda {rows}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple(start.operands), product, f"width={bound[str(width)]}"]
-        words += self._dimensions(start)
+        words = [self._place(start), _tuple(start.operands), product]
+        words += [f"width={to_python(substitute(width, sources))}", *self._dimensions(start)]
         return f"{result} = _collectives.product_of_gathered({', '.join(words)})"
 
     def _dimensions(self, start: Start) -> Iterator[str]:
