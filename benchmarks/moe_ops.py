@@ -31,7 +31,7 @@ COLUMNS = 8  # of what a plan is timed beside
 NO_LIMIT = 0  # of the rows of an expert
 LAYER = "moe_layer"
 INTERMEDIATE = 128  # of a layer of which only what surrounds experts is timed
-GATHERED = "GatheredSource"
+GATHERED = "Gather"
 """A word in the names of the kernels that quantise tokens in rows of experts."""
 SCALES = {"fp8_delayed": 0.0, "fp8_block": 4 / 128}
 """Bytes of scales for each code, by recipe."""

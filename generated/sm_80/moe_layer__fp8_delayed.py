@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00d15f15b951494f
+# checksum sha256:5b359fee96cfa13e
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "fb240109ee1dda674e4aaa4b3b0d0ab9230af8986fa3521e51167cfe6494086c"
+DIGEST = "e8ac148a23a37bce348fa9587a16714bae815aba1defb14ae6062dde0a3e5aa4"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

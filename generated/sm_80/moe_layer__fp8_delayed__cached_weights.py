@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3bf15161e9452324
+# checksum sha256:0528b329b68fc0d8
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "010c80bff38a6a0d4d1fa04c6f0a37c9d69fe84f41fea73f0bbe60afc1d72771"
+DIGEST = "a7dce95cb653bd270ebc73ee7db208aec046c25f483f13832452e9af560136cc"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:94f63afdb43fda78
+# checksum sha256:9b74d21f2356ff61
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "b488d7c7133553c84ba5cf829c73fd7441d4961acc1d8a261610bbb5fb1ebaab"
+DIGEST = "04b1949c3aba03d16998810fe117eb51d3c577f7c46cf13960e4a0044134fd81"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de0f32561e53ac7f
+# checksum sha256:b57e6c28889f3f3c
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "f02fa749d6e459941172bb79a5bad3547075408128ec2337f5dd57f354736dcc"
+DIGEST = "5bb8231754945b7d6c011a6dadd7d6c8a70d23831dba9f1d1122af6e379f5bc7"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from .quantize_harness import Case, Kernels, Long, Pointer, _Step, address, compile_for_cpu
+from .quantize_harness import (
+    Case,
+    Delayed,
+    Kernels,
+    Long,
+    Pointer,
+    _Step,
+    address,
+    check,
+    compile_for_cpu,
+)
 from .test_quantize_kernels import Step
 
 RECIPES = (
@@ -75,6 +85,8 @@ class Gathered:
         self.splits = expert[kept].bincount(minlength=routes.experts)
         self.row_slot = torch.full((slots,), -1, dtype=torch.int32)
         self.row_slot[:used] = order[:used].int()
+        self.slot_row = torch.full((slots,), -1, dtype=torch.int32)
+        self.slot_row[order[:used]] = torch.arange(used, dtype=torch.int32)
         self.y = torch.zeros(slots, routes.columns, dtype=torch.bfloat16)
         self.y[:used] = self.x[order[:used] // routes.choices]
 
@@ -86,6 +98,7 @@ class Gathered:
         routes = self.routes
         made = _Merged(_Gather(), step, quantizes)
         made.gather.x, made.gather.row_slot = address(self.x), address(self.row_slot)
+        made.gather.slot_row = address(self.slot_row)
         made.gather.tokens, made.gather.choices = routes.tokens, routes.choices
         made.gather.columns = routes.columns
         made.step.quantize.input = None
@@ -107,6 +120,18 @@ class MergedKernels(Kernels):
         super().call("run_merged", config, self.gathered.merged(step))  # type: ignore[arg-type]
 
 
+class RowsAlone(Step):
+    """A step that makes the rowwise copy and no sums, which may be of tokens."""
+
+    def prepare(self, *args: bool | Delayed, moves_states: bool) -> None:
+        super().prepare(*args, moves_states=moves_states)  # type: ignore[arg-type]
+        self.arguments.sums = None
+
+    def check(self) -> None:
+        check({name: (made.bytes(), wanted) for name, (made, wanted) in self.outputs.items()}, "")
+        self._check_state(*self.kept)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_bits_of_rows_that_were_copied(library: Path, recipe: str, case: str) -> None:
@@ -115,6 +140,7 @@ def test_the_bits_of_rows_that_were_copied(library: Path, recipe: str, case: str
     alone = ((True, False), (False, True)) if case == "dropped" else ()
     for wanted in ((True, True), *alone):
         Step(kernels, recipe, gathered.case, update=True).launch(*wanted)
+    RowsAlone(kernels, recipe, gathered.case, update=True).launch(True, False)
 
 
 def test_what_is_no_slot_is_zeros(library: Path) -> None:
@@ -123,8 +149,10 @@ def test_what_is_no_slot_is_zeros(library: Path) -> None:
     wrong = torch.tensor([gathered.y.shape[0], -(2**31), 2**31 - 1, -2], dtype=torch.int32)
     gathered.row_slot[3:7] = wrong
     gathered.y[3:7] = 0
+    gathered.slot_row[(gathered.slot_row >= 3) & (gathered.slot_row < 7)] = 2**31 - 1
     kernels = MergedKernels(library, gathered)
     Step(kernels, "block_1x128", gathered.case, update=True).launch(True, True)
+    RowsAlone(kernels, "block_1x128", gathered.case, update=True).launch(True, False)
 
 
 def test_nothing_where_no_copy_is_wanted(library: Path) -> None:

@@ -1,5 +1,6 @@
 // Quantises tokens in the rows of their choices: the quantise and amax kernels with a Source that
-// reads a row where its token lies. The rows themselves are neither written nor read.
+// reads a row where its token lies. The rows themselves are neither written nor read. A rowwise copy alone is made
+// of tokens, where codes of a row need nothing of others: see routing/quantize_tokens.cuh.
 //
 // Apart, a row is written once and read once or, behind an amax pass, twice: 4 or 6 bytes an element
 // of R H, and 2 T H. Here it is read once or twice from where it lies, 256 bytes of a row to a warp
@@ -9,14 +10,35 @@
 
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/routing/gather_quantize.h"
+#include "fusegen/routing/quantize_tokens.cuh"
 #include "fusegen/routing/teams.cuh"
 
 namespace fusegen {
 
+template <class Config>
+struct Untransposed;  // quantize/untransposed.cuh
+
 namespace quantizing {
 
-// A third of the L2 cache of an H100; the codes that are written take another.
-inline constexpr int64_t kPanelBytes = int64_t(16) << 20;
+// What the L2 cache holds of x beside the codes that are written; 16 MiB, a third of an H100's, were slower.
+inline constexpr int64_t kPanelBytes = int64_t(4) << 20;
+
+// A `QuantizeConfig` whose blocks have 4 tiles beside each other: what comes before the first, the sizes of groups
+// and the map, is as long a wait as its rows. 2 and 8 were slower, 8 where rows are of 2048 columns by 5 %. Scales in
+// atoms leave no registers for that.
+template <class Config>
+struct InRuns : Config {
+  static constexpr int kColumnTiles = Config::kAtoms ? Config::kColumnTiles : 4;
+};
+
+template <class Config>
+struct RunsOf {
+  using type = InRuns<Config>;
+};
+template <class Config>
+struct RunsOf<Untransposed<Config>> {
+  using type = Untransposed<InRuns<Config>>;
+};
 
 // `in.x`, [tokens, columns], in rows of slots; what has no slot is zeros.
 template <class Element_, int64_t kPanel>
@@ -71,8 +93,13 @@ static Status launch_gather_quantize(const GatherQuantizeArguments& in, Stream& 
   if (in.gather.tokens * in.gather.choices > INT32_MAX) {
     return {static_cast<int>(cudaErrorInvalidValue), "rows of experts: fewer than 2^31 choices"};
   }
+  if constexpr (quantizing::kOfTokens<Config>) {
+    if (quantizing::is_of_tokens<Config>(in.step)) {
+      return quantizing::quantize_tokens<Config>(in.step, in.gather, stream);
+    }
+  }
   const quantizing::GatheredSource<typename Config::Element, kPanel> source{in.gather};
-  return launch_quantize_step<Config>(in.step, stream, source);
+  return launch_quantize_step<typename quantizing::RunsOf<Config>::type>(in.step, stream, source);
 }
 
 }  // namespace fusegen

@@ -14,14 +14,14 @@ namespace fusegen {
 
 namespace fp32_weight {
 
-inline constexpr int kSumThreads = 256, kColumns = 4;
+inline constexpr int kColumns = 4;  // of a thread
 
 template <class Element>
-static __global__ void __launch_bounds__(kSumThreads)
+static __global__ void __launch_bounds__(kFp32WeightThreads)
     add_products(const __grid_constant__ AddProductsArguments in) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int64_t four = int64_t(blockIdx.x) * kSumThreads + threadIdx.x;
+  const int64_t four = int64_t(blockIdx.x) * kFp32WeightThreads + threadIdx.x;
   const int64_t fours = in.n / kColumns;
   const int64_t row = four / fours, column = four % fours * kColumns;
   if (row >= in.tokens) return;
@@ -53,10 +53,10 @@ static Status launch_add_products(const AddProductsArguments& in, Stream& stream
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.n < kRowAlignment || in.n % kRowAlignment != 0) return {kInvalid, "n: a multiple of 8"};
   const int64_t threads = in.tokens * (in.n / fp32_weight::kColumns);
-  const int64_t blocks = ceil_div(threads, fp32_weight::kSumThreads);
+  const int64_t blocks = ceil_div(threads, kFp32WeightThreads);
   if (blocks > INT32_MAX) return {kInvalid, "add_products: fewer than 2^41 sums"};
   if (blocks == 0) return {};
-  const Grid grid{dim3(unsigned(blocks)), fp32_weight::kSumThreads};
+  const Grid grid{dim3(unsigned(blocks)), kFp32WeightThreads};
   return launch_kernel("cudaLaunchKernelEx(add_products)", &fp32_weight::add_products<Element>,
                        grid, stream, in);
 }

@@ -14,6 +14,8 @@ namespace fusegen {
 inline constexpr int kWeightParts = 3;
 inline constexpr float kPartScale = 2048.0f;
 
+inline constexpr int kFp32WeightThreads = 256;  // of a block of either kernel
+
 struct SplitWeightArguments {
   const float* weight;  // [n, k]
   void* parts;          // [kWeightParts * n, k], 16 bits

@@ -13,14 +13,12 @@ namespace fusegen {
 
 namespace fp32_weight {
 
-inline constexpr int kThreads = 256;
-
 template <class Element>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kFp32WeightThreads)
     split(const __grid_constant__ SplitWeightArguments in) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int64_t first = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * row::kVector;
+  const int64_t first = (int64_t(blockIdx.x) * kFp32WeightThreads + threadIdx.x) * row::kVector;
   const int64_t count = in.n * in.k;
   if (first >= count) return;
   const auto* const from = reinterpret_cast<const float4*>(in.weight + first);
@@ -43,10 +41,10 @@ template <class Element>
 static Status launch_split_weight(const SplitWeightArguments& in, Stream& stream) {
   constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
   if (in.k % kRowAlignment != 0) return {kInvalid, "k: a multiple of 8"};
-  const int64_t blocks = ceil_div(in.n * in.k, fp32_weight::kThreads * row::kVector);
+  const int64_t blocks = ceil_div(in.n * in.k, kFp32WeightThreads * row::kVector);
   if (blocks > INT32_MAX) return {kInvalid, "split_weight: fewer than 2^42 elements"};
   if (blocks == 0) return {};
-  const Grid grid{dim3(unsigned(blocks)), fp32_weight::kThreads};
+  const Grid grid{dim3(unsigned(blocks)), kFp32WeightThreads};
   return launch_kernel("cudaLaunchKernelEx(split_weight)", &fp32_weight::split<Element>, grid,
                        stream, in);
 }
