@@ -2,13 +2,14 @@
 
 All contenders share tokens, weights, dy and a routing: each token's experts and their weights.
 torch's is the same layer as plain functions, compiled whole: a stable sort, a gather,
-`torch._grouped_mm` twice, and a gather with a sum over each token's experts.  Rows say what lives
-between forward and backward, and the peak.
+`torch._grouped_mm` twice, and a gather with a sum over each token's experts.  SonicMoE's takes part
+where it is installed.  Rows say what lives between forward and backward, and the peak.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import sonic
 import torch
 from common import Case, Row
 from torch import Tensor
@@ -159,11 +161,22 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
         name: partial(_step, forward, operands.leaves, operands.dy)
         for name, forward in forwards.items()
     }
+    if sonic.is_installed() and common.DEVICE != "cpu":
+        x, fc1, fc2, probs = operands.leaves
+        leaves = (x, sonic.alternating(fc1), fc2, probs)
+        forward = partial(sonic.experts, *leaves, operands.ids)
+        step = partial(_step, forward, leaves, operands.dy)
+        try:
+            step()
+        except Exception as error:  # a peer's fault ends no benchmark of ours
+            print(f"{sonic.NAME}: {size}: left out: {error}", file=sys.stderr)
+        else:
+            forwards[sonic.NAME], steps[sonic.NAME] = forward, step
     expected, case = steps[PEER](), f"{MODULE} {size}"
     for name, step in steps.items():
         step()  # delayed scaling has scales of these tensors from the second step on
-        tolerance = 2e-2 if name in (PEER, common.OURS) else TOLERANCE
-        for got, wanted in zip(step(), expected, strict=True):
+        tolerance = 2e-2 if name in (PEER, common.OURS, sonic.NAME) else TOLERANCE
+        for got, wanted in zip(_in_order(name, step()), expected, strict=True):
             common.require_close(f"{case} {name}", got, wanted, tolerance)
     del expected
     samples = common.compare({name: partial(_run, step) for name, step in steps.items()})
@@ -174,6 +187,14 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
             rate_unit="TFLOP/s",
             extra=_memory(forwards[name], steps[name]),
         )
+
+
+def _in_order(name: str, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """y and gradients of x, fc1, fc2 and probs, with rows of fc1 as torch has them."""
+    if name != sonic.NAME:
+        return found
+    y, dx, dfc1, *others = found
+    return (y, dx, sonic.in_halves(dfc1), *others)
 
 
 def _run(step: Step, _: int) -> None:

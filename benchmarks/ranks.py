@@ -5,7 +5,8 @@ all of them.  The link is measured first, by NCCL's own all-gather.  Contenders:
 
     product                     the rank's own product, of what communication would have brought
     fusegen                     the module, whose ops communicate
-    fusegen overlapped          the same, with the tokens of one rank at a time (`overlap`)
+    fusegen overlapped          the same, with the rows of one rank at a time (`overlap`)
+    fusegen overlapped, captured  that as a CUDA graph, which needs no host
     NCCL + torch                a collective, and torch's product behind it or before it
     torch symmetric memory      torch's fused operators, which overlap the two by parts of tokens
 """
@@ -36,6 +37,7 @@ from torch.distributed import _symmetric_memory  # noqa: F401  its operators are
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
 OVERLAPPED = f"{OURS} overlapped"
+CAPTURED = f"{OVERLAPPED}, captured"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
@@ -109,7 +111,8 @@ def ranks(*, quick: bool = False) -> Iterator[Case]:
         raise SystemExit(f"ranks: needs two GPUs, torch sees {torch.cuda.device_count()}")
     folder = _bundle()
     sizes = QUICK if quick else FULL
-    names = ["link", *(f"{split} {each.name}" for split in OPTIONS for each in sizes.linears)]
+    kinds = (*OPTIONS, *(f"{split} step" for split in OPTIONS))
+    names = ["link", *(f"{kind} {each.name}" for kind in kinds for each in sizes.linears)]
     names += [f"experts {each.name}" for each in sizes.layers]
     names += [f"gathered weights {each.name}" for each in sizes.layers]
     for name in names:
@@ -206,6 +209,21 @@ class Rank:
 
         return overlapping
 
+    def both(self, run: Run) -> dict[str, Run]:
+        """The same as it is called, and captured, which must not differ in a bit."""
+        overlapped = self.overlapped(run)
+        if self.device == "cpu":
+            return {OVERLAPPED: overlapped}
+        overlapped()
+        common.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = overlapped()
+        graph.replay()
+        for got, wanted in zip(_tensors(made), _tensors(overlapped()), strict=True):
+            common.require_close("captured", got, wanted, 0.0)
+        return {OVERLAPPED: overlapped, CAPTURED: graph.replay}
+
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Random values, which differ between ranks."""
         made: Tensor = common.normal(*shape, scale=scale)
@@ -251,6 +269,10 @@ class Rank:
         return samples, failed
 
 
+def _tensors(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
 def _link(here: Rank, sizes: Sizes) -> tuple[dict[str, Run], int]:
     own = torch.empty(sizes.link // here.count, dtype=torch.uint8, device=here.device)
     every = own.new_empty(sizes.link)
@@ -293,7 +315,7 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
     return {
         PRODUCT: lambda: whole(every),
         OURS: lambda: layer(x),
-        OVERLAPPED: here.overlapped(lambda: layer(x)),
+        **here.both(lambda: layer(x)),
         NCCL: gathered,
         SYMMETRIC: fused,
     }
@@ -318,12 +340,33 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
         return product
 
     common.require_close("row", layer(x), scattered())
+    common.require_close("row", here.overlapped(lambda: layer(x))(), layer(x), 0.0)
     return {
         PRODUCT: lambda: whole(x),
         OURS: lambda: layer(x),
+        **here.both(lambda: layer(x)),
         NCCL: scattered,
         SYMMETRIC: fused,
     }
+
+
+def _step(here: Rank, linear: Linear, split: str) -> dict[str, Run]:
+    """Forward and backward of such a layer: gradients of x and of the weight."""
+    layer, whole = _layers(here, linear, OPTIONS[split])
+    part, all_of_it = linear.tokens // here.count, linear.tokens
+    given, made = (part, all_of_it) if split == "column" else (all_of_it, part)
+    x = here.normal(given, linear.inputs).requires_grad_()
+    every = here.normal(all_of_it, linear.inputs).requires_grad_()
+    dy, dy_all = (here.normal(rows, linear.outputs) for rows in (made, all_of_it))
+
+    def step(layer: Any, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        y = layer(x)
+        return (y.detach(), *torch.autograd.grad(y, (x, layer.weight), dy))
+
+    plain, overlapped = partial(step, layer, x, dy), here.overlapped(partial(step, layer, x, dy))
+    for got, wanted in zip(overlapped(), plain(), strict=True):
+        common.require_close(f"{split} step", got, wanted, 0.0)
+    return {PRODUCT: partial(step, whole, every, dy_all), OURS: plain, **here.both(plain)}
 
 
 def _group_name() -> str:
@@ -405,6 +448,8 @@ def _contenders(here: Rank, case: str, sizes: Sizes) -> tuple[dict[str, Run], in
         for split, make in (("column", _column), ("row", _row)):
             if case == f"{split} {linear.name}":
                 return make(here, linear), 0
+            if case == f"{split} step {linear.name}":
+                return _step(here, linear, split), 0
     for layer in sizes.layers:
         if case == f"experts {layer.name}":
             return _experts(here, layer), 0

@@ -102,7 +102,8 @@ NOTES = {
     "ranks": (
         "One process for each GPU of a host; a round takes as long as the slowest rank. *Column*, "
         "*row*: rows, contraction and columns of a rank's product in bf16, whose tokens are "
-        "gathered before, or scattered behind; *product* is that alone. *Experts*: a step of a "
+        "gathered before, or scattered behind; *product* is that alone; a *step* has its backward, "
+        "too. *Overlapped*: copy engines move rows while products run. *Experts*: a step of a "
         "layer whose experts are spread, in bf16; *product* has the tokens of all ranks. *Gathered "
         "weights*: those of an expert MLP by FSDP2, in 16 bits or quantised. A rate counts what a "
         "rank receives."

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _overlap
 
-Product = Callable[[Tensor], Tensor]
 _OVERLAPPING: set[str] = set()
 """Names of groups."""
 
@@ -92,6 +91,7 @@ class Pending(NamedTuple):
         shapes: of the parts of several sources, one behind the other; None for an absent source.
             Empty where there is one source alone.
         here: the results where nothing was sent.
+        arriving: gives what copy engines bring, in the place of `value`.
         lies: how parts of ranks lie that are side by side in the result; None where these are rows.
     """
 
@@ -99,6 +99,7 @@ class Pending(NamedTuple):
     value: Tensor | None
     shapes: tuple[torch.Size | None, ...] = ()
     here: tuple[Tensor | None, ...] = ()
+    arriving: Callable[[], Tensor] | None = None
     lies: Lies | None = None
 
 
@@ -141,10 +142,16 @@ def start_all_gather(place: Place, sources: tuple[Tensor | None], *, dims: int =
     _refuse_one_row(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
+    return _start_to_gather(place, source.contiguous())
+
+
+def _start_to_gather(place: Place, source: Tensor) -> Pending:
     ranks = place.ranks
     with _named(place):
+        if _overlaps(place, source):
+            return Pending(place, None, arriving=_overlap.start_to_gather(source, ranks))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
-            source.contiguous(), ranks.size(), ranks.group_name
+            source, ranks.size(), ranks.group_name
         )
     return Pending(place, every)
 
@@ -166,16 +173,11 @@ def start_gather_copy(
     (source,) = sources
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
-    ranks = place.ranks
     sent = source.contiguous()
     if sent.element_size() == 1:  # few operations know each format of 8 bits
         sent = sent.view(torch.uint8)
-    with _named(place):
-        every = torch.ops._c10d_functional.all_gather_into_tensor(
-            sent, ranks.size(), ranks.group_name
-        )
-    lies = Lies(ranks.size(), source.dtype, source.shape, dim, tail)
-    return Pending(place, every, lies=lies)
+    lies = Lies(place.ranks.size(), source.dtype, source.shape, dim, tail)
+    return _start_to_gather(place, sent)._replace(lies=lies)
 
 
 def start_placeholder(
@@ -226,6 +228,9 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
     ranks = place.ranks
     _refuse_unequal(place, source)
     with _named(place):
+        if _overlaps(place, source):
+            arriving = _overlap.start_to_scatter(source.contiguous(), ranks)
+            return Pending(place, None, arriving=arriving)
         own = torch.ops._c10d_functional.reduce_scatter_tensor(
             source.contiguous(), "sum", ranks.size(), ranks.group_name
         )
@@ -257,21 +262,39 @@ def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int =
     return Pending(place, every)
 
 
-def overlap(group: ProcessGroup | None, *, on: bool = True) -> None:
-    """Whether products of tokens that are gathered overlap with that."""
+def overlap(group: ProcessGroup | None = None, *, on: bool = True) -> None:
+    """Let copy engines move what modules gather and scatter, while products run.
+
+    For modules of this bundle whose group it is, in eager mode or captured; a linear layer in bf16
+    multiplies the rows of one rank at a time, too.  Those that a compiler traces go on as before.
+    Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
+    ranks call this alike.
+
+    Args:
+        group: the ranks; None for all.
+        on: whether they do from here on.
+
+    Raises:
+        RuntimeError: there are no ranks.
+    """
     name = Place("overlap", "", "group", group).ranks.group_name
     (_OVERLAPPING.add if on else _OVERLAPPING.discard)(name)
 
 
 def product_of_gathered(
-    place: Place, sources: tuple[Tensor], product: Product, *, width: int, dims: int = 1
+    place: Place,
+    sources: tuple[Tensor],
+    product: Callable[[Tensor, Tensor], object],
+    *,
+    width: int,
+    dims: int = 1,
 ) -> Tensor:
-    """What `product` gives for the rows of all ranks, in their order.
+    """What `product` writes for the rows of all ranks, in their order.
 
     Args:
         place: where they are gathered.
         sources: one, of the same shape on all ranks.
-        product: of any rows, each by itself.
+        product: of any rows, each by itself, into a tensor of as many.
         width: columns of it.
         dims: as of `start_all_gather`.
 
@@ -281,13 +304,42 @@ def product_of_gathered(
     (source,) = sources
     if not _overlaps(place, source):
         (every,) = wait(start_all_gather(place, sources, dims=dims))
-        return product(every)
+        out = _of_rows(every, width)
+        product(every, out)
+        return out
     _refuse_one_row(place, source, dims)
-    ranks = place.ranks
     with _named(place):
-        return _overlap.gathered(
-            source.contiguous(), product, width, ranks.group_name, ranks.size()
-        )
+        return _overlap.gathered(source.contiguous(), product, width, place.ranks)
+
+
+def scattered_product(
+    place: Place,
+    sources: tuple[Tensor],
+    product: Callable[[Tensor], Tensor],
+    *,
+    width: int,
+    dims: int = 1,
+) -> Tensor:
+    """This rank's rows of what `product` gives, added up over ranks.
+
+    Args:
+        place: where sums are scattered.
+        sources: one, of the same shape on all ranks.
+        product: of any rows, each by itself.
+        width: columns of it.
+        dims: as of `start_reduce_scatter`.
+
+    Raises:
+        RuntimeError: as `start_reduce_scatter`.
+    """
+    (source,) = sources
+    if not _overlaps(place, source):
+        (own,) = wait(start_reduce_scatter(place, (product(source),), dims=dims))
+        return own
+    _refuse_one_row(place, source, dims)
+    _refuse_unequal(place, source)
+    with _named(place):
+        return _overlap.scattered(source.contiguous(), product, width, place.ranks)
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
@@ -313,10 +365,11 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     Raises:
         RuntimeError: as `start_all_reduce`.
     """
-    if pending.value is None:
+    if pending.value is None and pending.arriving is None:
         return pending.here
     with _named(pending.place):
-        given = functional.wait_tensor(pending.value)
+        sent = pending.value
+        given = functional.wait_tensor(sent) if sent is not None else pending.arriving()
     if pending.lies:
         return (pending.lies.joined(given),)
     if not pending.shapes:
@@ -386,6 +439,13 @@ def _overlaps(place: Place, source: Tensor) -> bool:
         return False
     ranks = place.ranks
     return ranks.size() > 1 and ranks.group_name in _OVERLAPPING
+
+
+def _of_rows(rows: Tensor, width: int) -> Tensor:
+    """An empty tensor of as many rows, like a view: sizes that PyTorch 2.11's compiler traces as
+    numbers between a collective and an op would be results of the module's graph."""
+    view = rows[..., :1].expand(*(-1,) * (rows.dim() - 1), width)
+    return torch.empty_like(view, memory_format=torch.contiguous_format)
 
 
 def _refuse_one_row(place: Place, source: Tensor | None, dims: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fusegen.ir.naming import Cell
+
 from ..generated import test_quantized_gather as gather
 from ..generated import test_tensor_parallel as tensor_parallel
 from ..generated.ranks import Place, run_ranks
@@ -34,7 +36,7 @@ from ..generated.test_expert_parallel import (
     test_ranks_that_differ_are_refused,
     test_under_a_recipe,
 )
-from ..generated.test_overlap import SAME
+from ..generated.test_overlap import COLUMN, ROW, script
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
 from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
 
@@ -76,8 +78,9 @@ def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
     run_ranks(gather.COMMON + gather.TRAINED, tmp_path, place, "fp8_block", "fp8_delayed")
 
 
-def test_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path) -> None:
-    run_ranks(SAME, tmp_path, place_of_parts(folder), "4")
+@pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
+def test_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path, cell: Cell) -> None:
+    run_ranks(script(cell), tmp_path, place_of_parts(folder), "4")
 
 
 def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ from .step import Result, Step
 class Argument:
     """A tensor argument of a program; conditional ones are None unless a flag asks for them.
 
-    ``mutated`` ones are changed in place; they stand last.
+    ``mutated`` ones are changed in place; they stand last.  ``filled`` ones of those hold nothing
+    before: the op's direction allocates them, as it would a result.
     """
 
     buffer: str
     optional: bool
     when: tuple[str, ...] = ()
     mutated: bool = False
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +146,17 @@ class Program:
     @property
     def takes(self) -> tuple[str, ...]:
         """What it reads or changes."""
-        return tuple(argument.buffer for argument in self.arguments)
+        return tuple(argument.buffer for argument in self.arguments if not argument.filled)
 
     @property
     def gives(self) -> tuple[str, ...]:
         """What it makes."""
-        return tuple(result.buffer for result in self.results)
+        return (*(result.buffer for result in self.results), *self.filled)
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """Arguments that it is the first to write."""
+        return tuple(argument.buffer for argument in self.arguments if argument.filled)
 
     @property
     def workspace(self) -> tuple[str, ...]:
@@ -228,6 +235,7 @@ class Direction:
             match each:
                 case Program():
                     found |= {r.buffer: r.when or each.when for r in each.results}
+                    found |= dict.fromkeys(each.filled, each.when)
                 case Start():
                     operands[each.future] = each.operands
                 case Wait():

@@ -35,7 +35,7 @@ from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from ..steps import is_gemm
-from ..steps.collectives import ALL_GATHER
+from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -72,7 +72,8 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
             return tuple(making.segments(collectives, places, late=False))
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
-        return Direction(whole.name, _by_rows(ops(_Cut(draft, whole, dims), ())))
+        making = _Cut(draft, whole, dims)
+        return Direction(whole.name, _by_rows(making, ops(making, ())))
 
     def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
         making = _Cut(draft, backward, dims)
@@ -94,21 +95,26 @@ _OF_A_PRODUCT = {"a", "b", "add"}
 """Operands of a GEMM of which the first alone has rows."""
 
 
-def _by_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Mark each gathering of rows before an op that may take those of one rank at a time.
+def _by_rows(making: _Cut, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Mark rows that are gathered before an op, or scattered behind it, which may have those of one
+    rank at a time.
 
-    What an op gives could be scattered so, too: that takes longer than one product and a collective
-    behind it, since each part is copied once more (benchmarks/notes/ranks.md).
+    An op of gathered rows writes into an argument: each part has its place in the whole.
     """
     marked = list(segments)
-    for place in range(len(segments) - 2):
-        start, wait, op = segments[place : place + 3]
-        if not isinstance(start, Start) or start.kind != ALL_GATHER.name:
-            continue
-        rows = _rows_of(op)
-        readers = [each for each in segments if rows in each.takes]
-        if wait.gives == (rows,) and readers == [op]:
-            marked[place] = replace(start, by_rows=(rows,))
+    for place, three in enumerate(zip(segments, segments[1:], segments[2:], strict=False)):
+        match three:
+            case (Start(kind=ALL_GATHER.name), Wait() as wait, Program() as op):
+                rows = _rows_of(op)
+                readers = [each for each in segments if rows in each.takes]
+                if wait.gives == (rows,) and readers == [op]:
+                    marked[place] = replace(three[0], by_rows=(rows,))
+                    marked[place + 2] = making.in_place(op)
+            case (Program() as op, Start(kind=REDUCE_SCATTER.name) as start, Wait() as wait):
+                rows = _rows_of(op)
+                readers = [each for each in segments if not {*op.gives}.isdisjoint(each.takes)]
+                if rows and start.takes == op.gives and readers == [start] and wait.gives:
+                    marked[place + 1] = replace(start, by_rows=(rows,))
     return tuple(marked)
 
 
@@ -138,6 +144,17 @@ class _Cut:
     whole: Program
     dims: Dims
     made: dict[tuple[int, int, bool], Program | NotPossible] = field(default_factory=dict)
+
+    def in_place(self, op: Program) -> Program:
+        """An op of one step that writes its result into an argument."""
+        (step,) = op.steps
+        out = Argument(step.out, optional=False, mutated=True, filled=True)
+        step = replace(step, mutates=(step.out,))
+        arguments = (*op.arguments, out)
+        made = program(op.name, self.draft, (step,), arguments, op.flags, (), self.dims)
+        known = {(each.kind, each.tensor): each for each in op.checks}
+        checks = tuple(known.get((each.kind, each.tensor), each) for each in made.checks)
+        return replace(made, part=op.part, when=op.when, checks=checks)
 
     def segments(
         self, collectives: list[Collective], further: tuple[int, ...], *, late: bool

@@ -17,30 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from .. import _collectives
+from .._collectives import overlap
 from ._parameters import PARAMETERS
 
 __all__ = ["overlap", "read", "write"]
-
-
-def overlap(group: ProcessGroup | None = None, *, on: bool = True) -> None:
-    """Let linear layers in bf16 multiply a rank's tokens while those of others are on their way.
-
-    For modules of this bundle with `column_sequence_parallel` whose `tensor_group` it is, in eager
-    mode or captured; those that a compiler traces gather first and multiply then.  Copies go
-    through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all ranks call
-    this alike.
-
-    Args:
-        group: the ranks; None for all.
-        on: whether they do from here on.
-
-    Raises:
-        RuntimeError: there are no ranks.
-    """
-    _collectives.overlap(group, on=on)
 
 
 def read(layer: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

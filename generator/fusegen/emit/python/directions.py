@@ -10,7 +10,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
 from ...ir.shapes import Sym, substitute, symbols, to_python
-from ...steps.collectives import collective
+from ...steps.collectives import ALL_GATHER, REDUCE_SCATTER, CollectiveDef, collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, bind_lines, return_annotation, tensor_text
 
@@ -151,7 +151,10 @@ class _Printer:
         """A segment, and the end of what it is the last to take; or several that are one call."""
         match together:
             case (Start() as start, Wait(), Program() as op):
-                yield self._overlapping(start, op, conditions)
+                yield self._gathered(start, op, conditions)
+                return
+            case (Program() as op, Start() as start, Wait() as wait):
+                yield self._scattered(op, start, wait, conditions)
                 return
         (segment,) = together
         yield self._line(segment, conditions)
@@ -195,17 +198,29 @@ class _Printer:
         group = start.group.name
         return f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
 
-    def _overlapping(self, start: Start, op: Program, conditions: Conditions) -> str:
+    def _gathered(self, start: Start, op: Program, conditions: Conditions) -> str:
         """An op that may take the rows of one rank at a time, and what gathers them."""
         (rows,) = start.by_rows
-        (result,) = op.gives
+        (result,) = op.filled
+        product = f"lambda {rows}, {result}: {self._product(op, conditions)}"
+        words = [self._place(start), _tuple(start.operands), product, self._width(op, result)]
+        words += self._dimensions(start)
+        return f"{result} = _collectives.product_of_gathered({', '.join(words)})"
+
+    def _scattered(self, op: Program, start: Start, wait: Wait, conditions: Conditions) -> str:
+        """An op that may be asked for the rows of one rank at a time, and what scatters them."""
+        (rows,), (part,), (result,) = start.by_rows, start.operands, wait.results
+        product = f"lambda {rows}: {self._product(op, conditions)}"
+        words = [self._place(start), _tuple([rows]), product, self._width(op, part)]
+        words += self._dimensions(start)
+        return f"{result} = _collectives.scattered_product({', '.join(words)})"
+
+    def _width(self, op: Program, result: str) -> str:
+        """Columns of what an op gives, as its arguments tell them."""
         width = self.plan.buffer(result).shape.dims[-1]
         bound = (line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
         sources = {name: Sym(f"({text})" if " " in text else text) for name, text in bound}
-        product = f"lambda {rows}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple(start.operands), product]
-        words += [f"width={to_python(substitute(width, sources))}", *self._dimensions(start)]
-        return f"{result} = _collectives.product_of_gathered({', '.join(words)})"
+        return f"width={to_python(substitute(width, sources))}"
 
     def _dimensions(self, start: Start) -> Iterator[str]:
         """How many dimensions a tensor has at least whose first is that of rows."""
@@ -233,13 +248,16 @@ class _Printer:
 
 
 def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
-    """Each segment; or what gathers rows, its wait and the op that may overlap with it."""
+    """Each segment; or an op that may have the rows of one rank at a time with what moves these."""
     rest = [*segments]
     while rest:
-        first = rest[0]
-        length = 3 if isinstance(first, Start) and first.by_rows else 1
+        length = 3 if any(map(_by_rows, (ALL_GATHER, REDUCE_SCATTER), rest)) else 1
         yield tuple(rest[:length])
         del rest[:length]
+
+
+def _by_rows(kind: CollectiveDef, segment: Segment) -> bool:
+    return isinstance(segment, Start) and segment.kind == kind.name and bool(segment.by_rows)
 
 
 def _scalar(value: str) -> str:

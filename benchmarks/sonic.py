@@ -1,0 +1,60 @@
+"""SonicMoE, where it is installed: the experts of a layer in bf16, a peer of `moe_layer`.
+
+Its plan of the routing, products whose loaders gather, and the sum over a token's experts; QuACK
+tunes the tiles of each shape by itself, before anything is timed (`QUACK_CACHE_DIR` keeps what it
+compiles).  In its weight of `fc1` rows of gate and up alternate.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "SonicMoE"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("sonicmoe") is not None
+
+
+def alternating(fc1: Tensor) -> Tensor:
+    """fc1 [E, 2 I, H] with gate before up, as its own leaf in SonicMoE's order."""
+    experts, rows, hidden = fc1.shape
+    mixed = fc1.detach().view(experts, 2, rows // 2, hidden).transpose(1, 2)
+    return mixed.reshape(fc1.shape).requires_grad_()
+
+
+def in_halves(gradient: Tensor) -> Tensor:
+    """The gradient of such a leaf in the order of fc1."""
+    experts, rows, hidden = gradient.shape
+    return gradient.view(experts, rows // 2, 2, hidden).transpose(1, 2).reshape(gradient.shape)
+
+
+def experts(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+    """x [T, H], alternating fc1 [E, 2 I, H], fc2 [E, H, I], probs and ids [T, K] -> [T, H]."""
+    from sonicmoe import functional
+    from sonicmoe.enums import ActivationType
+    from sonicmoe.functional.triton_kernels import TC_topk_router_metadata_triton
+
+    tokens, choices = ids.shape
+    rows, count = tokens * choices, fc2.shape[0]
+
+    def integers(length: int) -> Tensor:
+        return torch.empty(length, dtype=torch.int32, device=x.device)
+
+    scatter, reverse, gather = (integers(rows) for _ in range(3))
+    frequency, offsets = integers(count), integers(count + 1)
+    TC_topk_router_metadata_triton(ids, count, frequency, offsets, gather, scatter, reverse)
+    swiglu = ActivationType.SWIGLU
+    places = gather, scatter, reverse, None, False
+    up: Any = functional._UpProjection
+    down: Any = functional._DownProjection
+    a, h = up.apply(
+        *(x, fc1.permute(1, 2, 0), None, offsets, rows, choices, *places, swiglu, False, False)
+    )
+    shape = offsets, tokens, choices
+    y: Tensor = down.apply(a, h, fc2.permute(1, 2, 0), None, probs, *shape, *places, swiglu)
+    return y
