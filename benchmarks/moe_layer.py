@@ -164,14 +164,14 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
     if sonic.is_installed() and common.DEVICE != "cpu":
         x, fc1, fc2, probs = operands.leaves
         leaves = (x, sonic.alternating(fc1), fc2, probs)
-        forward = partial(sonic.experts, *leaves, operands.ids)
-        step = partial(_step, forward, leaves, operands.dy)
+        peer = partial(sonic.experts, *leaves, operands.ids)
+        its_step = partial(_step, peer, leaves, operands.dy)
         try:
-            step()
+            its_step()
         except Exception as error:  # a peer's fault ends no benchmark of ours
             print(f"{sonic.NAME}: {size}: left out: {error}", file=sys.stderr)
         else:
-            forwards[sonic.NAME], steps[sonic.NAME] = forward, step
+            forwards[sonic.NAME], steps[sonic.NAME] = peer, its_step
     expected, case = steps[PEER](), f"{MODULE} {size}"
     for name, step in steps.items():
         step()  # delayed scaling has scales of these tensors from the second step on

@@ -7,6 +7,7 @@ compiles).  In its weight of `fc1` rows of gate and up alternate.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -35,10 +36,7 @@ def in_halves(gradient: Tensor) -> Tensor:
 
 def experts(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
     """x [T, H], alternating fc1 [E, 2 I, H], fc2 [E, H, I], probs and ids [T, K] -> [T, H]."""
-    from sonicmoe import functional
-    from sonicmoe.enums import ActivationType
-    from sonicmoe.functional.triton_kernels import TC_topk_router_metadata_triton
-
+    functional, plan, swiglu = _installed()
     tokens, choices = ids.shape
     rows, count = tokens * choices, fc2.shape[0]
 
@@ -47,14 +45,22 @@ def experts(x: Tensor, fc1: Tensor, fc2: Tensor, probs: Tensor, ids: Tensor) -> 
 
     scatter, reverse, gather = (integers(rows) for _ in range(3))
     frequency, offsets = integers(count), integers(count + 1)
-    TC_topk_router_metadata_triton(ids, count, frequency, offsets, gather, scatter, reverse)
-    swiglu = ActivationType.SWIGLU
+    plan(ids, count, frequency, offsets, gather, scatter, reverse)
     places = gather, scatter, reverse, None, False
-    up: Any = functional._UpProjection
-    down: Any = functional._DownProjection
-    a, h = up.apply(
+    a, h = functional._UpProjection.apply(
         *(x, fc1.permute(1, 2, 0), None, offsets, rows, choices, *places, swiglu, False, False)
     )
     shape = offsets, tokens, choices
-    y: Tensor = down.apply(a, h, fc2.permute(1, 2, 0), None, probs, *shape, *places, swiglu)
+    y: Tensor = functional._DownProjection.apply(
+        *(a, h, fc2.permute(1, 2, 0), None, probs, *shape, *places, swiglu)
+    )
     return y
+
+
+def _installed() -> tuple[Any, Any, Any]:
+    """Its functions, that of a routing's plan, and what it calls SwiGLU."""
+    functional, enums, kernels = (
+        importlib.import_module(f"sonicmoe.{name}")
+        for name in ("functional", "enums", "functional.triton_kernels")
+    )
+    return functional, kernels.TC_topk_router_metadata_triton, enums.ActivationType.SWIGLU

@@ -111,18 +111,27 @@ def load(path: Path = TARGETS) -> list[Target]:
 
 
 def compare(targets: Iterable[Target], results: Iterable[Result]) -> Iterator[Reached]:
-    """Every target beside the results of its benchmark on `DEVICE`, or else on another GPU.
+    """Every target beside the results of its benchmark on `DEVICE`, or of a case that none has
+    there, on another GPU.
 
     Those of a benchmark that has no result on one have no number; none has where no benchmark has.
     """
     on_gpus = [result for result in results if result["environment"]["device"] != "cpu"]
-    found = {result["name"]: result for result in sorted(on_gpus, key=_is_wanted)}
+    found: dict[str, list[Result]] = {}
+    for result in sorted(on_gpus, key=_is_wanted, reverse=True):
+        found.setdefault(result["name"], []).append(result)
     for target in targets if found else ():
-        given = found.get(target.benchmark)
-        rows = {(row["case"], row["contender"]): row for row in given["rows"]} if given else {}
-        device = given["environment"]["device"].removeprefix("NVIDIA ") if given else ""
+        given = found.get(target.benchmark, [])
         for case, bound in target.bounds.items():
-            yield Reached(target, case, bound, _number(target, case, rows), device)
+            reached = [_reached(target, case, bound, each) for each in given]
+            none = Reached(target, case, bound, None, reached[0].device if reached else "")
+            yield next((each for each in reached if each.number is not None), none)
+
+
+def _reached(target: Target, case: str, bound: float, result: Result) -> Reached:
+    rows = {(row["case"], row["contender"]): row for row in result["rows"]}
+    device = result["environment"]["device"].removeprefix("NVIDIA ")
+    return Reached(target, case, bound, _number(target, case, rows), device)
 
 
 def _is_wanted(result: Result) -> bool:

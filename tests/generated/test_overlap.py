@@ -34,9 +34,10 @@ class OnCpu(_overlap.Memory):
         with open(name + str(self.rank), "wb") as file:
             file.truncate(nbytes)
         dist.barrier()
-        files = [torch.from_file(name + str(r), True, nbytes, dtype=torch.uint8) for r in range(self.size)]
+        names = [name + str(r) for r in range(self.size)]
+        files = [torch.from_file(each, True, nbytes, dtype=torch.uint8) for each in names]
         dist.barrier()
-        os.remove(name + str(self.rank))
+        os.remove(names[self.rank])
         return [each.view(dtype).view(shape) for each in files]
 
     def begin(self, ranks_of):
@@ -177,7 +178,5 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
-def test_rows_by_rank_are_rows_of_all(
-    place: Place, tmp_path: Path, cell: Cell, ranks: int
-) -> None:
+def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, ranks: int) -> None:
     run_ranks(script(cell), tmp_path, place, "2", ranks=ranks)

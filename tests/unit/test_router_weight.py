@@ -70,8 +70,9 @@ def starts(module: str, recipe: str, option: str) -> list[tuple[str, ...]]:
 
 
 def test_what_one_product_reads_may_come_by_rank() -> None:
-    """Not what is quantised before, nor what several steps read, nor what is scattered."""
+    """Not what is quantised before, nor what several steps read; sums may leave so."""
     assert starts("linear", "bf16", "column_sequence_parallel") == [("x_all",)]
+    assert starts("linear", "bf16", "row_sequence_parallel") == [(), ("x",)]
     assert starts("linear", "fp8_block", "column_sequence_parallel") == [()]
     assert ("x_all",) not in starts("mlp", "bf16", "tensor_sequence_parallel")
-    assert not any(starts("linear", "bf16", "row_sequence_parallel"))
+    assert not any(starts("linear", "fp8_block", "row_sequence_parallel"))
