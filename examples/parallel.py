@@ -146,9 +146,11 @@ def draw(layer: nn.Module, cells: dict[str, Any], first: int, experts: int) -> N
     layer.load_state_dict(cells["tensor_parallel"].read(layer, whole))
 
 
-def make(bundle: Path, mesh: DeviceMesh, device: str) -> tuple[nn.Module, dict[nn.Parameter, int]]:
+def make(
+    cells: dict[str, Any], mesh: DeviceMesh, device: str
+) -> tuple[nn.Module, dict[nn.Parameter, int]]:
     """The model of this rank, and weights whose gradients are sums: of how many ranks' means."""
-    cells, sums = load(bundle), {}
+    sums: dict[nn.Parameter, int] = {}
     torch.manual_seed(0)
     model = Model(cells, mesh, device).to(device)
     for block in model.blocks:
@@ -200,6 +202,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description="Train over many ranks.")
     words.add_argument("bundle", type=Path, help="folder of the bundle, such as split/cpu")
     words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
+    words.add_argument("--overlap", action="store_true", help="their copies go on beside products")
     given = words.parse_args()
     bundle = given.bundle.resolve()
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
@@ -209,7 +212,10 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     shape = (dist.get_world_size() // given.tensor, given.tensor)
     mesh = init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor"))
-    losses = train(*make(bundle, mesh, kind), mesh, kind)
+    cells = load(bundle)
+    if given.overlap:  # on GPUs that reach each other's memory
+        cells["tensor_parallel"].overlap(mesh["tensor"].get_group())
+    losses = train(*make(cells, mesh, kind), mesh, kind)
     if dist.get_rank() == 0:
         print(f"data {shape[0]}, tensor {shape[1]}, experts {EXPERTS}")
         print(f"loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}", flush=True)

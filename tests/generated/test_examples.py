@@ -62,8 +62,8 @@ def test_ranks_with_parts_of_the_weights_learn_as_one(tmp_path: Path) -> None:
     bundle = str(write_cells("split", "cpu", tmp_path, cells))
     first, last = losses_of(1, "parallel.py", bundle)
     assert last < 0.5 * first
-    for ranks, tensor in ((2, 2), (2, 1)):
-        others = losses_of(ranks, "parallel.py", bundle, "--tensor", str(tensor))
+    for ranks, tensor, *more in ((2, 2, "--overlap"), (2, 1)):
+        others = losses_of(ranks, "parallel.py", bundle, "--tensor", str(tensor), *more)
         assert others == pytest.approx((first, last), rel=1e-2)
 
 
