@@ -365,11 +365,11 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     Raises:
         RuntimeError: as `start_all_reduce`.
     """
-    if pending.value is None and pending.arriving is None:
+    sent, arriving = pending.value, pending.arriving
+    if sent is None and arriving is None:
         return pending.here
     with _named(pending.place):
-        sent = pending.value
-        given = functional.wait_tensor(sent) if sent is not None else pending.arriving()
+        given = functional.wait_tensor(sent) if arriving is None else arriving()
     if pending.lies:
         return (pending.lies.joined(given),)
     if not pending.shapes:

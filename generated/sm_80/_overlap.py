@@ -12,6 +12,7 @@ much was sent: of ranks that do not have as many rows, one waits for ever, as in
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -50,10 +51,9 @@ class Memory:
 
     def everywhere(self, ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         """A tensor of each rank, which all see."""
-        from torch.distributed import _symmetric_memory as symmetric
-
+        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         own = symmetric.empty(shape, dtype=dtype, device=f"cuda:{torch.cuda.current_device()}")
-        handle: Any = symmetric.rendezvous(own, ranks)
+        handle = symmetric.rendezvous(own, ranks)
         return [
             own if rank == self.rank else handle.get_buffer(rank, shape, dtype)
             for rank in range(self.size)
@@ -71,14 +71,15 @@ class Memory:
         for each in streams:
             self.streams[each].wait_event(done)
 
-    def on(self, stream: int) -> Any:
-        """A context in which one of these streams is the current one."""
-        return torch.cuda.stream(self.streams[stream])
+    def run(self, stream: int, function: Callable[[], object]) -> Any:
+        """Call a function with one of these streams as the current one; gives what `join` takes."""
+        with torch.cuda.stream(self.streams[stream]):
+            function()
+            return torch.cuda.current_stream().record_event()
 
-    def join(self, *streams: int) -> None:
-        """The current stream goes on after what is on some of these."""
-        for each in streams:
-            torch.cuda.current_stream().wait_stream(self.streams[each])
+    def join(self, done: Any) -> None:
+        """The current stream goes on after what a function did, and not after what came behind."""
+        torch.cuda.current_stream().wait_event(done)
 
     def take(self, flag: int, value: int) -> None:
         """The current stream goes on once a flag has a value, and sets it to 0."""
@@ -109,22 +110,29 @@ class Memory:
 class Exchange:
     """What one call sends and receives, in buffers of one turn, each of as many rows.
 
+    Any number of them may be under way: a send waits for those who read what came a turn before,
+    and nothing waits for sends but the end of their own exchange.
+
     Args:
-        memory: of the group.
-        turn: whose buffers those are.
-        shape, dtype: of what is in one.
+        group: whose memory it is.
+        shape, dtype: of what is in a buffer.
     """
 
-    def __init__(
-        self, memory: Memory, turn: int, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> None:
-        self.memory, self.rank, self._turn = memory, memory.rank, turn
-        self._like = shape, dtype
+    def __init__(self, group: _Group, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.memory, self._turn, self._before = group.memories[-1], group.turn, group.open
+        self.rank, self._like = self.memory.rank, (shape, dtype)
         self._full = ROOM + _nbytes(shape, dtype)
-        self.others = [(self.rank + step) % memory.size for step in range(1, memory.size)]
+        self._sent: list[tuple[Tensor, Any]] = []
+        size = self.memory.size
+        self.others = [(self.rank + step) % size for step in range(1, size)]
 
     def send(self, target: int, rows: Tensor) -> None:
-        """Copy rows to a rank, when it has room for them."""
+        """Copy rows to a rank, when it has room for them; whatever else runs meanwhile."""
+        self.memory.fork(COPIES)
+        # Kept until `end`: the allocator knows of no other stream that reads it.
+        self._sent.append((rows, self.memory.run(COPIES, partial(self._copy, target, rows))))
+
+    def _copy(self, target: int, rows: Tensor) -> None:
         memory = self.memory
         memory.take(memory.flag(self.rank, FREE, self._turn, target), ROOM)
         buffer = memory.buffer(target, self._turn, self.rank, *self._like)
@@ -132,7 +140,16 @@ class Exchange:
         memory.set(memory.flag(target, FULL, self._turn, self.rank), self._full)
 
     def received(self, source: int) -> Tensor:
-        """What a rank sends, once it is there."""
+        """What a rank sends, once it is there.
+
+        Raises:
+            RuntimeError: the buffer has what came for an exchange before, which has not ended.
+        """
+        if next(each for each in self._before if each._turn == self._turn) is not self:
+            raise RuntimeError(
+                "overlap: collectives of a group are waited for in the order in which they start, "
+                "and one before this was not"
+            )
         memory = self.memory
         memory.take(memory.flag(self.rank, FULL, self._turn, source), self._full)
         return memory.buffer(self.rank, self._turn, source, *self._like)
@@ -140,6 +157,13 @@ class Exchange:
     def release(self, source: int) -> None:
         """What it sent has been read."""
         self.memory.set(self.memory.flag(source, FREE, self._turn, self.rank), ROOM)
+
+    def end(self) -> None:
+        """The current stream goes on after all that this rank sends."""
+        for _, done in self._sent:
+            self.memory.join(done)
+        self._sent.clear()
+        self._before.remove(self)
 
 
 def gathered(
@@ -158,22 +182,22 @@ def gathered(
     exchange = _exchange(ranks, tuple(rows.shape), rows.dtype)
     memory = exchange.memory
     out = rows.new_empty(memory.size, *rows.shape[:-1], width)
-    memory.fork(COPIES, PRODUCTS)
-    with memory.on(COPIES):
-        for target in exchange.others:
-            exchange.send(target, rows)
-    product(rows, out[memory.rank])
-    with memory.on(PRODUCTS):
+    for target in exchange.others:
+        exchange.send(target, rows)
+
+    def others() -> None:
         for source in reversed(exchange.others):  # in the order in which they send to this one
             product(exchange.received(source), out[source])
             exchange.release(source)
-    memory.join(COPIES, PRODUCTS)
+
+    memory.fork(PRODUCTS)
+    product(rows, out[memory.rank])
+    memory.join(memory.run(PRODUCTS, others))
+    exchange.end()
     return out.flatten(0, 1)
 
 
-def scattered(
-    rows: Tensor, product: Callable[[Tensor], Tensor], width: int, ranks: Any
-) -> Tensor:
+def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], width: int, ranks: Any) -> Tensor:
     """This rank's rows of a product, added up over ranks in their order and rounded once.
 
     Its own come last, behind the others and not beside them: of two products that may run, a graph
@@ -187,14 +211,9 @@ def scattered(
     """
     parts = rows.chunk(ranks.size())
     exchange = _exchange(ranks, (*parts[0].shape[:-1], width), rows.dtype)
-    memory = exchange.memory
-    sent = []  # and kept: the allocator knows of no other stream that reads it
     for target in exchange.others:
-        sent.append(product(parts[target]))
-        memory.fork(COPIES)
-        with memory.on(COPIES):
-            exchange.send(target, sent[-1])
-    return _add_up(exchange, product(parts[memory.rank]))
+        exchange.send(target, product(parts[target]))
+    return _add_up(exchange, product(parts[exchange.rank]))
 
 
 def start_to_gather(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
@@ -208,19 +227,16 @@ def start_to_gather(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
         What gives those of all, in their order.
     """
     exchange = _exchange(ranks, tuple(rows.shape), rows.dtype)
-    memory = exchange.memory
-    memory.fork(COPIES)
-    with memory.on(COPIES):
-        for target in exchange.others:
-            exchange.send(target, rows)
+    for target in exchange.others:
+        exchange.send(target, rows)
 
     def arrive() -> Tensor:
-        every = rows.new_empty(memory.size, *rows.shape)
-        every[memory.rank].copy_(rows)
+        every = rows.new_empty(exchange.memory.size, *rows.shape)
+        every[exchange.rank].copy_(rows)
         for source in reversed(exchange.others):
             every[source].copy_(exchange.received(source))
             exchange.release(source)
-        memory.join(COPIES)
+        exchange.end()
         return every.flatten(0, 1)
 
     return arrive
@@ -238,11 +254,8 @@ def start_to_scatter(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
     """
     parts = rows.chunk(ranks.size())
     exchange = _exchange(ranks, tuple(parts[0].shape), rows.dtype)
-    memory = exchange.memory
-    memory.fork(COPIES)
-    with memory.on(COPIES):
-        for target in exchange.others:
-            exchange.send(target, parts[target])
+    for target in exchange.others:
+        exchange.send(target, parts[target])
     return partial(_add_up, exchange, parts[exchange.rank])
 
 
@@ -252,7 +265,7 @@ def _add_up(exchange: Exchange, own: Tensor) -> Tensor:
     total = _sum([own if r == exchange.rank else exchange.received(r) for r in ranks])
     for source in exchange.others:
         exchange.release(source)
-    exchange.memory.join(COPIES)
+    exchange.end()
     return total
 
 
@@ -267,11 +280,13 @@ def _sum(terms: list[Tensor]) -> Tensor:
 
 
 class _Group:
-    """Memory of a group, the last one the largest: graphs may have captured those before it."""
+    """Memory of a group, the last one the largest: graphs may have captured those before it; and
+    the exchanges that go on there."""
 
     def __init__(self) -> None:
         self.memories: list[Memory] = []
         self.turn = 0
+        self.open: list[Exchange] = []  # in the order in which they began
 
 
 _GROUPS: WeakKeyDictionary[Any, _Group] = WeakKeyDictionary()
@@ -294,7 +309,8 @@ def _exchange(ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Exchang
             )
         group.memories.append(Memory(ranks, -(-max(nbytes, 1) // _ROUND) * _ROUND))
     group.turn = (group.turn + 1) % TURNS
-    return Exchange(group.memories[-1], group.turn, shape, dtype)
+    group.open.append(Exchange(group, shape, dtype))
+    return group.open[-1]
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

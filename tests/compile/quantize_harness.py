@@ -7,11 +7,14 @@ not written, or written outside, shows.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -326,6 +329,22 @@ CODES: dict[str, Recipe] = {
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def reference_of(name: str) -> ModuleType:
+    """A file of the normative reference, in a package as a bundle has it.
+
+    Args:
+        name: such as `_router`.
+    """
+    folder = ROOT / "templates" / "static" / "reference"
+    package = f"fusegen_reference_of{name}"
+    spec = importlib.util.spec_from_file_location(
+        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{package}.{name}")
 
 
 def compile_for_cpu(header: str, folder: Path, *, architectures: str | None = None) -> Path:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
 from .launches import RUN
-from .quantize_harness import ROOT, Buffer, Float, Kernels, Long, Pointer, address, compile_for_cpu
+from .quantize_harness import (
+    Buffer,
+    Float,
+    Kernels,
+    Long,
+    Pointer,
+    address,
+    compile_for_cpu,
+    reference_of,
+)
 
 HEADER = f"""
 #include "fusegen/dropout/dropout.cuh"
@@ -54,19 +60,7 @@ class _Grad(ctypes.Structure):
     ]
 
 
-def _reference() -> ModuleType:
-    """The normative functions, in a package as a bundle has them."""
-    folder = ROOT / "templates" / "static" / "reference"
-    name = "dropout_reference"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "_dropout.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec and spec.loader
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{name}._dropout")
-
-
-reference = _reference()
+reference = reference_of("_dropout")
 
 
 @pytest.fixture(scope="module")

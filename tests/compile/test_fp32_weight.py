@@ -4,14 +4,12 @@ bits, sizes that are no whole block, and what is refused."""
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-from types import ModuleType
 
 import pytest
 import torch
 
 from .launches import launches
-from .quantize_harness import ROOT, Buffer, Kernels, Long, Pointer, address
+from .quantize_harness import Buffer, Kernels, Long, Pointer, address, reference_of
 
 DTYPES = pytest.mark.parametrize(
     "dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16")
@@ -33,16 +31,7 @@ class _Add(ctypes.Structure):
     ]
 
 
-def _reference() -> ModuleType:
-    path = ROOT / "templates" / "static" / "reference" / "_fp32_weight.py"
-    spec = importlib.util.spec_from_file_location("fp32_weight_reference", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _reference()
+reference = reference_of("_fp32_weight")
 
 
 @pytest.fixture(scope="module")

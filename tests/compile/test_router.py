@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +12,9 @@ import torch
 from torch import Tensor
 
 from .launches import launches
-from .quantize_harness import ROOT, Bool, Buffer, Float, Kernels, Long, Pointer, address
+from .quantize_harness import Bool, Buffer, Float, Kernels, Long, Pointer, address, reference_of
 
-
-def _reference(name: str) -> Any:
-    """A file of the reference, as bundles have it: in a package."""
-    folder = ROOT / "templates" / "static" / "reference"
-    package = f"fusegen_reference_of{name}"
-    where = [str(folder)]
-    spec = importlib.util.spec_from_file_location(
-        package, folder / "__init__.py", submodule_search_locations=where
-    )
-    assert spec is not None
-    sys.modules[package] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{package}.{name}")
-
-
-router = _reference("_router")
+router = reference_of("_router")
 PARTS = 132
 SCORES = ("softmax", "sigmoid", "sqrt_softplus")
 # One load of one lane, some lanes, all of them; 8, 16 and 32 experts of a lane, with lanes and

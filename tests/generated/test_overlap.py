@@ -1,8 +1,8 @@
 """Linear layers that multiply the rows of one rank while those of others are on their way.
 
-On the CPU ranks share files in the place of symmetric memory, and wait for flags where streams
-would: every protocol runs, between processes that random delays part.  On two GPUs the same script
-runs with memory and streams of theirs.
+On the CPU ranks share files in the place of symmetric memory, and threads wait for flags where
+streams would: every protocol runs, between processes that random delays part.  On two GPUs the same
+script runs with memory and streams of theirs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from .ranks import Place, run_ranks
 
 COLUMN = Cell("linear", "bf16", ("column_sequence_parallel",))
 ROW = Cell("linear", "bf16", ("row_sequence_parallel",))
+SEVERAL = (
+    Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel")),
+    Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
+)
 
 ON_CPU = """
 import ctypes, os, random as pseudo, time
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 
 pseudo.seed(rank)
 
@@ -41,15 +45,17 @@ class OnCpu(_overlap.Memory):
         return [each.view(dtype).view(shape) for each in files]
 
     def begin(self, ranks_of):
+        self.threads = [ThreadPoolExecutor(1) for _ in (_overlap.COPIES, _overlap.PRODUCTS)]
         dist.barrier()
-
-    def on(self, stream):
-        return nullcontext()
 
     def fork(self, *streams):
         pass
 
-    join = fork
+    def run(self, stream, function):
+        return self.threads[stream].submit(function)
+
+    def join(self, done):
+        done.result()
 
     def take(self, flag, value):
         time.sleep(pseudo.random() / 500)
@@ -126,6 +132,24 @@ for first, *others in ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,)):
             assert one.shape == other.shape and one.isfinite().all()
             same = torch.equal(one, other) if exact else torch.allclose(one, other, 5e-2, 5e-2)
             assert same and torch.equal(third, other), (first, others)
+group = dist.group.WORLD  # more under way than there are buffers from a rank
+sent = [random(8 + i, 64) for i in range(5)]
+arriving = [_overlap.start_to_gather(rows, group) for rows in sent]
+adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), group) for rows in sent]
+try:
+    adding[0]()
+except RuntimeError as error:
+    assert "in the order in which they start" in str(error), error
+else:
+    raise AssertionError("what came first was taken for what comes later")
+totals = []
+for rows, arrive in zip(sent, arriving):
+    every = rows.new_empty(ranks * len(rows), 64)
+    dist.all_gather_into_tensor(every, rows)
+    assert torch.equal(arrive(), every)
+    totals.append(every.float().unflatten(0, (ranks, -1)).sum(0).bfloat16())
+for total, add_up in zip(totals, adding):
+    assert torch.equal(add_up(), total)
 if device == "cuda":
     x = random(sizes(64)[0], 64)
     tensor_parallel.overlap()
@@ -164,19 +188,55 @@ else:
 """
 
 
+OTHERS = """
+from bundle.linear__fp8_block__quantized_input__column_sequence_parallel import Linear
+from bundle.mlp__bf16__tensor_sequence_parallel import MLP
+
+if device == "cpu":
+    exec(ON_CPU)
+torch.manual_seed(rank)
+layers = (
+    (Linear(256, 128, bias=True, device=device), 128, 128 * ranks),
+    (MLP(256, 128 * ranks, bias=True, device=device), 24, 24),
+)
+for layer, rows, given in layers:
+    for repeat in range(3):
+        x = torch.randn(rows, 256, device=device).bfloat16().requires_grad_()
+        dy = torch.randn(given, layer(x).shape[-1], device=device).bfloat16()
+        found = []
+        for on in (False, True):
+            tensor_parallel.overlap(on=on)
+            y = layer(x)
+            found.append((y.detach(), *torch.autograd.grad(y, (x, *layer.parameters()), dy)))
+        tensor_parallel.overlap(on=False)
+        for one, other in zip(*found, strict=True):
+            assert one.isfinite().all() and torch.equal(one, other), type(layer)
+"""
+
+
 def script(cell: Cell) -> str:
     """What each rank runs for a cell."""
     module = f"from bundle.{cell} import Linear\ngathers = {cell == COLUMN}\n"
     return f"{BEGIN}{module}ON_CPU = {ON_CPU!r}\n{SAME}"
 
 
+def others() -> str:
+    """What each rank runs for modules whose directions have several collectives."""
+    return f"{BEGIN}ON_CPU = {ON_CPU!r}\n{OTHERS}"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("overlap")
-    return Place(write_cells("overlapping", "cpu", folder, (COLUMN, ROW)))
+    return Place(write_cells("overlapping", "cpu", folder, (COLUMN, ROW, *SEVERAL)))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
 def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, ranks: int) -> None:
     run_ranks(script(cell), tmp_path, place, "2", ranks=ranks)
+
+
+def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:
+    """Copies of tokens and gradients are under way together."""
+    run_ranks(others(), tmp_path, place)

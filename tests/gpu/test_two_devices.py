@@ -36,7 +36,7 @@ from ..generated.test_expert_parallel import (
     test_ranks_that_differ_are_refused,
     test_under_a_recipe,
 )
-from ..generated.test_overlap import COLUMN, ROW, script
+from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, script
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
 from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
 
@@ -81,6 +81,10 @@ def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
 def test_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path, cell: Cell) -> None:
     run_ranks(script(cell), tmp_path, place_of_parts(folder), "4")
+
+
+def test_modules_of_several_collectives(folder: Path, tmp_path: Path) -> None:
+    run_ranks(BEGIN + OTHERS, tmp_path, place_of_parts(folder))
 
 
 def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:

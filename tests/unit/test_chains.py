@@ -28,6 +28,7 @@ from fusegen.options.cached_input import CACHE_QUANTIZED
 from fusegen.options.input_format import QUANTIZED_INPUT
 from fusegen.options.output_format import QUANTIZED_OUTPUT
 from fusegen.options.save import RECOMPUTE
+from fusegen.options.tensor_parallel import PARALLEL
 from fusegen.passes.draft import NotPossible
 from fusegen.passes.pipeline import resolve_module
 from fusegen.passes.verify import verify_pass
@@ -292,6 +293,55 @@ def test_a_result_without_a_gradient_adds_nothing(tmp_path: Path) -> None:
     assert plan.backward.steps[1].kernels == "pointwise_fork_without_closed_backward"
 
 
+DOUBLED = """
+edition: 2
+module: drawn
+class: Drawn
+summary: a tensor added to itself before a norm
+dims: {T: tokens, H: hidden}
+inputs:
+  x: {shape: [T..., H], role: input}
+outputs: [y]
+chain:
+  - {op: residual, as: twice, out: h, with: {x: x, residual: x}, dims: {D: H}}
+  - {op: l2_normalization, as: norm, out: y, with: {x: h}, dims: {D: H}}
+"""
+READ_BEHIND = """
+edition: 2
+module: drawn
+class: Drawn
+summary: an output of a grouped GEMM that an activation scaled by rows reads, too
+dims: {T: tokens, E: groups, H: hidden}
+inputs:
+  x: {shape: [T, H], role: input}
+  split_sizes: {shape: [E], dtype: int64}
+  probs: {shape: [T], dtype: float32}
+outputs: [h, y]
+chain:
+  - {op: grouped_linear, as: fc, out: h, with: {x: x}, dims: {K: H, N: H}}
+  - {op: scaled_srelu, as: act, out: y, with: {x: h, scales: probs}, dims: {D: H}}
+"""
+
+
+def test_a_gradient_added_to_itself_is_read_before_it_goes(tmp_path: Path) -> None:
+    """No fusion takes one operand of the sum away and reads the other, which is the same."""
+    found = with_module(tmp_path, DOUBLED)
+    plan = resolve_module(found, Cell("drawn", "bf16"), "sm_90a", observe=verify_pass)
+    assert shown(plan.backward.steps)[-1] == "add: dh -> dx"
+
+
+def test_a_dot_product_of_rows_waits_for_their_sum(tmp_path: Path) -> None:
+    """What the bias's scales get is of the whole gradient of the GEMM's result."""
+    found = with_module(tmp_path, READ_BEHIND)
+    plan = resolve_module(
+        found, Cell("drawn", "bf16", ("scaled_bias",)), "sm_90a", observe=verify_pass
+    )
+    steps = shown(plan.backward.steps)
+    (total,) = (i for i, step in enumerate(steps) if step.endswith("-> dh_total"))
+    (dot,) = (i for i, step in enumerate(steps) if step.startswith("group_row_dot"))
+    assert total < dot and "dh_total" in steps[dot]
+
+
 def test_an_output_twice_is_refused(tmp_path: Path) -> None:
     """Where a recipe quantises nothing, `quantize` gives what it reads."""
     content = HALF_USED.partition("chain:")[0] + (
@@ -326,7 +376,7 @@ def test_every_chain_of_the_tests_is_planned(recipe: str, arch: str) -> None:
         assert parse(text(plan)) == plan
 
 
-IF_THE_CHAIN_ALLOWS = {CACHE_QUANTIZED, QUANTIZED_INPUT, QUANTIZED_OUTPUT}
+IF_THE_CHAIN_ALLOWS = {CACHE_QUANTIZED, QUANTIZED_INPUT, QUANTIZED_OUTPUT, *PARALLEL}
 """Options that what else reads a tensor, or gives it, may rule out."""
 
 

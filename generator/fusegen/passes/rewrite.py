@@ -242,7 +242,7 @@ def _placed(bound: Bound, program: str, built: Replacement) -> tuple[Step, ...] 
     if any(_conflict(steps[i], steps[j]) for i, j in passed):
         return None
     before = [step for i, step in enumerate(steps[:last]) if i not in matched]
-    return _in_order((*before, *built.steps(program), *steps[last + 1 :]))
+    return in_order((*before, *built.steps(program), *steps[last + 1 :]))
 
 
 # ---- what matches
@@ -350,6 +350,8 @@ def _read_elsewhere(bound: Bound, rule: Rewrite, built: Replacement) -> str | No
                 others = _others(bound, program)
                 if program != match.program and (name in new or _writes(others, name)):
                     break  # made again there: that is what later ones read, too
+                if any(name in step.reads for step in built.steps(program)):
+                    return f"{name} is read in the place of another operand, too"
                 reader = next((step for step in others if name in step.reads), None)
                 if reader is not None:
                     return f"{name} is read by {_shown(reader)} of the {program}, too"
@@ -436,7 +438,7 @@ def _flags(steps: Sequence[Step], name: object) -> tuple[str, ...]:
     return step.wanted(str(name)) or step.when
 
 
-def _in_order(steps: Sequence[Step]) -> tuple[Step, ...] | None:
+def in_order(steps: Sequence[Step]) -> tuple[Step, ...] | None:
     """The steps with every writer before its readers, otherwise as they stand; None for a cycle.
 
     What changes in place stays on its side of what reads it.

@@ -18,6 +18,7 @@ from ..ir.words import Broadcast
 from ..steps import is_gemm, sums_rows
 from ..steps.group_row_dot import GROUP_ROW_DOT
 from .draft import Draft
+from .rewrite import in_order
 
 _SCALES = "scales"
 """Input of a module whose activation has none."""
@@ -92,6 +93,8 @@ def _with_gradient(draft: Draft, scaled: Step, scales: str) -> Draft:
     )
     outputs = (Operand("out", out),)
     steps.insert(place, Step(GROUP_ROW_DOT.name, None, scaled.item, inputs, outputs))
+    ordered = in_order(steps)  # what comes in may be a sum that others add to behind it
+    assert ordered is not None, "a gradient of scales waits for no reader of it"
     found = dict(draft.gradients) | {scales: out}
     gradients = tuple((leaf, found[leaf]) for leaf in draft.arguments if leaf in found)
-    return replace(draft, backward=tuple(steps), gradients=gradients)
+    return replace(draft, backward=ordered, gradients=gradients)

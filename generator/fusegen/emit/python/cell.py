@@ -66,7 +66,6 @@ class ParameterText:
         name: within its holder.
         argument: of the function.
         shape: tuple source.
-        dtype: source of its type.
         fixed_dtype: its type for people, where that is not the constructor's.
         optional: only with ``bias=True``.
         init: source of the in-place fill, without the tensor.
@@ -80,13 +79,17 @@ class ParameterText:
     name: str
     argument: str
     shape: str
-    dtype: str
     fixed_dtype: str
     optional: bool
     init: str
     quantized: bool
     groups: str
     own_shape: str
+
+    @property
+    def dtype(self) -> str:
+        """Source of its type."""
+        return f"torch.{self.fixed_dtype}" if self.fixed_dtype else "dtype"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,6 @@ def _parameter_texts(plan: ModulePlan) -> tuple[ParameterText, ...]:
                 name=name,
                 argument=parameter.buffer,
                 shape=", ".join(dims),
-                dtype=f"torch.{fixed}" if fixed else "dtype",
                 fixed_dtype=fixed,
                 optional=buffer.optional,
                 init=fill,
