@@ -210,18 +210,22 @@ class Rank:
         return overlapping
 
     def both(self, run: Run) -> dict[str, Run]:
-        """The same as it is called, and captured, which must not differ in a bit."""
-        overlapped = self.overlapped(run)
+        """The same overlapped, as it is called and captured: neither may differ in a bit."""
+        overlapped, expected = self.overlapped(run), _tensors(run())
+
+        def same(name: str, made: Any) -> None:
+            for got, wanted in zip(_tensors(made), expected, strict=True):
+                common.require_close(name, got, wanted, 0.0)
+
+        same(OVERLAPPED, overlapped())
         if self.device == "cpu":
             return {OVERLAPPED: overlapped}
-        overlapped()
         common.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             made = overlapped()
         graph.replay()
-        for got, wanted in zip(_tensors(made), _tensors(overlapped()), strict=True):
-            common.require_close("captured", got, wanted, 0.0)
+        same(CAPTURED, made)
         return {OVERLAPPED: overlapped, CAPTURED: graph.replay}
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
@@ -310,7 +314,6 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
         return product
 
     common.require_close("column", layer(x), whole(every), 0.0)
-    common.require_close("column", here.overlapped(lambda: layer(x))(), whole(every), 0.0)
     common.require_close("column", fused() if _can(fused) else gathered(), whole(every))
     return {
         PRODUCT: lambda: whole(every),
@@ -340,7 +343,6 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
         return product
 
     common.require_close("row", layer(x), scattered())
-    common.require_close("row", here.overlapped(lambda: layer(x))(), layer(x), 0.0)
     return {
         PRODUCT: lambda: whole(x),
         OURS: lambda: layer(x),
@@ -363,9 +365,7 @@ def _step(here: Rank, linear: Linear, split: str) -> dict[str, Run]:
         y = layer(x)
         return (y.detach(), *torch.autograd.grad(y, (x, layer.weight), dy))
 
-    plain, overlapped = partial(step, layer, x, dy), here.overlapped(partial(step, layer, x, dy))
-    for got, wanted in zip(overlapped(), plain(), strict=True):
-        common.require_close(f"{split} step", got, wanted, 0.0)
+    plain = partial(step, layer, x, dy)
     return {PRODUCT: partial(step, whole, every, dy_all), OURS: plain, **here.both(plain)}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
 COPIES, PRODUCTS = 0, 1  # of streams
 ROOM = 1  # value of the latter
 _ROUND = 2**21  # bytes
+_VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
 _EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 
 
@@ -46,7 +47,7 @@ class Memory:
         self.flags[self.rank][FULL].zero_()
         self.flags[self.rank][FREE].fill_(ROOM)
         self._addresses = [flags.data_ptr() for flags in self.flags]
-        self._views: dict[Any, Tensor] = {}
+        self.buffer = lru_cache(_VIEWS)(self._buffer)  # a view costs the host as much as a copy
         self.begin(ranks)
 
     def everywhere(self, ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -96,15 +97,12 @@ class Memory:
         """Its address."""
         return self._addresses[rank] + 4 * ((kind * TURNS + turn) * self.size + of)
 
-    def buffer(
+    def _buffer(
         self, rank: int, turn: int, sender: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         """A rank's buffer for what a sender sends, as a tensor of that."""
-        key = rank, turn, sender, shape, dtype
-        if key not in self._views:
-            whole = self.buffers[rank][turn, sender, : _nbytes(shape, dtype)]
-            self._views[key] = whole.view(dtype).view(shape)
-        return self._views[key]
+        whole = self.buffers[rank][turn, sender, : _nbytes(shape, dtype)]
+        return whole.view(dtype).view(shape)
 
 
 class Exchange:

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:61cd7c4a86c1eec2
+# checksum sha256:524854a6c59338b1
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "138e9796e3c8c7c9c82b0efb3e94dcb63fa30daf12bad36ce1c18a9b8299a9fd"
+DIGEST = "c4d78794909226de204fdd055bd0fde3a7e76c4782b42547c85b09e7fc39f902"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

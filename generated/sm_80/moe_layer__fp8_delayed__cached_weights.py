@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0528b329b68fc0d8
+# checksum sha256:8444915dc3245172
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "a7dce95cb653bd270ebc73ee7db208aec046c25f483f13832452e9af560136cc"
+DIGEST = "e0f41cc2b83620fee60ad0be78dce7355643ac92e6622e27483c0cc5950de80e"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

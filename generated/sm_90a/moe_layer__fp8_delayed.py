@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b57e6c28889f3f3c
+# checksum sha256:19a0f7e4feb6ae9f
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "5bb8231754945b7d6c011a6dadd7d6c8a70d23831dba9f1d1122af6e379f5bc7"
+DIGEST = "f1412a735144f2953c5ea96e88ec2a37c3dbc1b2b2d59f34c9f3f415ec4f64d9"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9b02d86a86b12025
+# checksum sha256:b007665e27ca7a9a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "750f439dcac137ef2bbd9598851800913fe8ee047ef0c4e5affe623c9e702e8b"
+DIGEST = "3a19fdc77d7a44bef821ea18d88d62e0ab27ca658947b36b9e7897bfbea55d56"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

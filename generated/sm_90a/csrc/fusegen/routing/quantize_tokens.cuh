@@ -8,8 +8,6 @@
 // rows of all groups, which each block has in shared memory, with the largest magnitudes of groups.
 #pragma once
 
-#include <algorithm>
-
 #include "fusegen/quantize/step.cuh"
 #include "fusegen/routing/gather_quantize.h"
 #include "fusegen/routing/teams.cuh"
@@ -22,7 +20,7 @@ namespace quantizing {
 template <class Config>
 inline constexpr bool kOfTokens =
     Config::Format::kBits == 8 && !Config::kAtoms &&
-    (Config::Scaling::kTensor || (Config::Scaling::kTokenMajor && Config::kBlock == kTileColumns && Config::kRule == Rule::ratio));
+    (Config::Scaling::kTensor || (Config::Scaling::kTokenMajor && Config::kBlock == kTileColumns));
 
 inline constexpr int kMostTokenGroups = 2048;  // 16 KiB of shared memory
 inline constexpr int kTokenBlocks = 4 * 132;   // all at once on an H100 or H200
