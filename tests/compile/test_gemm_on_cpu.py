@@ -30,6 +30,7 @@ class Family(Enum):
     """GEMMs that are compiled into one program."""
 
     PLAIN = "plain"
+    GATHERED = "gathered"
     DECODED = "decoded"
     FAST = "fast"
     SPLIT = "split"
@@ -58,6 +59,9 @@ class Gemm:
         config = f"Config<{self.config}, Limits<{', '.join(map(str, LIMITS.values()))}>>"
         if self.family is Family.PLAIN:
             call = f"run_hopper<Gemm::{self.kind}, Store::{self.store}, {config}>"
+        elif self.family is Family.GATHERED:
+            kind = f"Gemm::{self.kind}, Store::{self.store}, Gather::{self.scaling}"
+            call = f"run_gathered_hopper<{kind}, {config}>"
         elif self.family is Family.DECODED:
             call = f"{self._decoded()}, {config}>"
         else:
@@ -152,6 +156,15 @@ GEMMS = (
     Gemm(Family.PLAIN, "fprop", SMALL_PLAIN, store="gated_aux"),
     Gemm(Family.PLAIN, "fprop", WIDE_PLAIN, store="gated"),
     Gemm(Family.PLAIN, "fprop", TURNS_PLAIN, store="gated"),
+    # Rows of tokens: of x and dy as the first operand, whose contraction runs along them or over
+    # them, and of x as the second.
+    Gemm(Family.GATHERED, "fprop", TURNS_PLAIN, "a"),
+    Gemm(Family.GATHERED, "fprop", WIDE_PLAIN, "a", store="gated_aux"),
+    Gemm(Family.GATHERED, "dgrad", WIDE_PLAIN, "a"),
+    Gemm(Family.GATHERED, "dgrad", SMALL_PLAIN, "a"),
+    Gemm(Family.GATHERED, "wgrad", TURNS_PLAIN, "a"),
+    Gemm(Family.GATHERED, "wgrad", WIDE_PLAIN, "b", store="fp32"),
+    Gemm(Family.GATHERED, "wgrad", SMALL_PLAIN, "b", store="add"),
 )
 
 

@@ -21,8 +21,8 @@
 inline dim3 threadIdx, blockIdx, gridDim;
 
 template <class Value>
-Value __shfl_sync(unsigned, Value value, int source) {
-  return sim::shuffle(value, source);
+Value __shfl_sync(unsigned, Value value, int source, int width = 32) {
+  return sim::shuffle(value, sim::lane() / width * width + source % width);
 }
 template <class Value>
 Value __shfl_up_sync(unsigned, Value value, int distance) {
@@ -38,6 +38,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   for (int i = 0; i < 32; ++i) ballot |= unsigned(votes[i]) << i;
   return ballot;
 }
+inline int __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == mask; }
 inline void cudaGridDependencySynchronize() {}  // kernels run one after another
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __syncthreads() { sim::sync_block(); }

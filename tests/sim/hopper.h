@@ -17,6 +17,16 @@ void run_hopper(const Case& in) {
   });
 }
 
+template <Gemm kind, Store store, Gather gather, class Config>
+void run_gathered_hopper(const Case& in) {
+  run_16_bits<kind, store, gather>(
+      in, unscaled, unscaled, [](const GemmArguments& arguments, auto as) {
+        Stream stream;
+        return fusegen::launch_gemm<kind, Result, Config, as.kStore, gather>(arguments, stream,
+                                                                            as.change);
+      });
+}
+
 template <Gemm kind, Store store, bool amaxes, class Config>
 void run_decoded_hopper(const Case& in) {
   run_decoded<kind, store, amaxes>(in, [](const DecodedGemmArguments& arguments, auto as) {

@@ -22,6 +22,7 @@ namespace sim {
 
 using fusegen::DecodedGemmArguments;
 using fusegen::EndScale;
+using fusegen::Gather;
 using fusegen::Gemm;
 using fusegen::GemmArguments;
 using fusegen::Status;
@@ -365,12 +366,47 @@ void run_and_check(const Problem& problem, const Operands& operands, const void*
   }
 }
 
+// Tokens with kChoices slots each, and the slots of rows in any order; every eighth row has none.
+struct Tokens {
+  static constexpr int64_t kChoices = 3;
+
+  int64_t columns;
+  Buffer<__nv_bfloat16> x;
+  Buffer<int32_t> row_slot;
+
+  Tokens(int64_t rows, int64_t columns)
+      : columns(columns),
+        x(ceil_div(rows, kChoices) * columns, __nv_bfloat16(kNan)),
+        row_slot(rows, 0) {
+    for (int64_t i = 0; i < x.count(); ++i) x[i] = __float2bfloat16(random_value());
+    std::vector<int32_t> slots;
+    for (int64_t row = 0; row < rows; ++row) slots.push_back(int32_t(row));
+    std::shuffle(slots.begin(), slots.end(), random_numbers);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int32_t none = row % 16 == 0 ? -1 : int32_t(rows);
+      row_slot[row] = row % 8 == 0 ? none : slots[size_t(row)];
+    }
+  }
+
+  // An element of the matrix of rows.
+  double at(int64_t index) {
+    const int64_t slot = row_slot[index / columns];
+    if (slot < 0 || slot >= row_slot.count()) return 0;
+    return __bfloat162float(x[slot / kChoices * columns + index % columns]);
+  }
+
+  fusegen::GatherArguments arguments() { return {row_slot.data(), kChoices}; }
+};
+
 // `launch` takes the arguments, and how the kernel stores; results come out times row_factor(group, row) and
 // column_factor(group, column).
-template <Gemm kind, Store store, class RowFactor, class ColumnFactor, class Launch>
+template <Gemm kind, Store store, Gather gather = Gather::none, class RowFactor, class ColumnFactor,
+          class Launch>
 void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
+  const bool has_x = gather == Gather::b || problem.fprop();
+  Tokens tokens(gather == Gather::none ? 0 : in.tokens, has_x ? in.k : in.n);
   Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Element(kNan));
   Buffer<Element> b(problem.wgrad() ? in.tokens * in.k : problem.weights(), Element(kNan));
   const auto draw = [](Element& value) {
@@ -380,13 +416,20 @@ void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_facto
   Operands operands;
   for (int64_t g = 0; g < in.groups(); ++g) {
     operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
-      return draw(a[problem.plain_a(g, row, k)]) * row_factor(g, row);
+      const int64_t at = problem.plain_a(g, row, k);
+      return (gather == Gather::a ? tokens.at(at) : draw(a[at])) * row_factor(g, row);
     });
     operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
-      return draw(b[problem.plain_b(g, column, k)]) * column_factor(g, column);
+      const int64_t at = problem.plain_b(g, column, k);
+      return (gather == Gather::b ? tokens.at(at) : draw(b[at])) * column_factor(g, column);
     });
   }
-  run_and_check<store>(problem, operands, a.data(), b.data(), launch);
+  const auto gathering = [&](GemmArguments arguments, auto as) {
+    if (gather != Gather::none) arguments.rows = tokens.arguments();
+    return launch(arguments, as);
+  };
+  run_and_check<store>(problem, operands, gather == Gather::a ? tokens.x.data() : a.data(),
+                       gather == Gather::b ? tokens.x.data() : b.data(), gathering);
 }
 
 inline double unscaled(int64_t, int64_t) { return 1.0; }

@@ -68,6 +68,15 @@ inline void wait_for_copies(size_t left) {
   }
 }
 
+// A barrier counts this thread when what it copied has landed: by then.
+inline void arrive_when_copied(uint32_t address) {
+  std::vector<Copy>& mine = copies[cluster.current].open;
+  std::shuffle(mine.begin(), mine.end(), order_of_threads);
+  for (const Copy& copy : mine) copy.land();
+  mine.clear();
+  reinterpret_cast<Mbarrier*>(shared_pointer(address, sizeof(Mbarrier)))->arrive();
+}
+
 // ---- ldmatrix ----
 
 // Lane 8 i + r gives the address of row r of matrix i; transposed, a lane gets two neighbours of a

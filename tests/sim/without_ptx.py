@@ -42,6 +42,10 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
     ),
+    "load/gathered.sm90.cuh": (
+        Replacement("cp.async.mbarrier.arrive.noinc", "sim::arrive_when_copied(address);"),
+        Replacement("mad.wide.u32", "found = address + uint64_t(place) * 16;"),
+    ),
     "load/scale_atoms.sm90.cuh": (
         Replacement("cp.async.bulk", "sim::load_bytes(to, from, kAtomBytes, &barrier);"),
     ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ..ir.kernel import Store
 from ..steps import gemm
+from ..steps.gathered_gemm import GATHERED_GEMMS
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
 from .wgmma import ARCH, Operands, contracts_of
 
 GEMM_SM90 = Family(
     "gemm_sm90",
-    GEMMS,
+    (*GEMMS, *GATHERED_GEMMS),
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pydantic.dataclasses import dataclass as validated
@@ -17,6 +17,7 @@ from ..ir.fields import STRICT, Positive
 from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
+from ..steps.gathered_gemm import gathered_slot
 from .contract import CPU_SECONDS_OF_CUTLASS, Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
@@ -146,6 +147,7 @@ class Operands:
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Resources:
         """``TileTraits``, by its names in the order in which it has them."""
+        config = _tiles(config, variant)
         rows, columns, k = config.tile
         groups = _math_groups(config)
         warps = 4 * groups
@@ -199,7 +201,7 @@ class Operands:
             "store_buffers": needs.buffers,
             SHARED_BYTES: needs.shared_bytes,
             "threads": needs.threads,
-            "math_warpgroups": _math_groups(config),
+            "math_warpgroups": _math_groups(_tiles(config, variant)),
             "loader_registers": needs.loader_registers,
             "math_registers": needs.math_registers,
             "accumulators": needs.accumulators,
@@ -215,6 +217,7 @@ class Operands:
         self, config: WgmmaConfig, kind: GemmKind, variant: Variant, limits: Mapping[str, int]
     ) -> Iterator[str]:
         """What device code refuses to compile, and what is more than an SM has."""
+        config = _tiles(config, variant)
         rows, columns, k = config.tile
         cooperative = config.schedule is Schedule.COOPERATIVE
         if k * self.element_bytes != _SWIZZLE_BYTES:
@@ -257,6 +260,14 @@ def contracts_of(multiply: str) -> tuple[Contract, ...]:
             opcodes=opcodes, without=(*others, "UTMAREDG"), cpu_seconds=CPU_SECONDS_OF_CUTLASS
         ),
     )
+
+
+def _tiles(config: WgmmaConfig, variant: Variant) -> WgmmaConfig:
+    """``Tiles``: rows are of the operand that is gathered, and that of the second one is columns."""
+    if gathered_slot(variant.traits) != "b":
+        return config
+    rows, columns, k = config.tile
+    return replace(config, tile=(columns, rows, k))
 
 
 def _math_groups(config: WgmmaConfig) -> int:

@@ -40,6 +40,7 @@ from ..steps import (
 )
 from ..steps import sizes as step_sizes
 from ..steps.copies import Formats
+from ..steps.gathered_gemm import gathers
 from ..steps.gemm_pointwise import AUX, OTHER, epilogue
 from ..steps.pointwise import ROW_GROUPS
 from .draft import Draft, NotPossible
@@ -192,7 +193,8 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     """What a step's kernels are for besides the module's own type; None where that is all."""
     store = _store_of(step, buffers)
     if not step.copies:
-        return Variant((DType.IO,), (), (), store) if store is not Store.IO else None
+        traits = gathers(step)
+        return Variant((DType.IO,), (), traits, store) if traits or store is not Store.IO else None
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
@@ -242,7 +244,7 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
     """A GEMM that changes a buffer of the caller's leaves its result there, in that type."""
     if not is_gemm(step):
         return Store.IO
-    if step.parts:
+    if epilogue(step):
         return _store_of_epilogue(step)
     if step.input("add_scales"):
         return Store.SCALED_BIAS

@@ -39,6 +39,7 @@ from .draft import EMPTY, Draft, NotPossible, Property
 from .exchange import exchange
 from .expand import expand
 from .fusions import rules_of
+from .gather import gather_operands
 from .interleave import interleave_halves
 from .join_amaxes import join_amaxes
 from .join_quantize import join_quantize
@@ -224,6 +225,10 @@ def _run_by(draft: Draft, further: Iterable[KernelSet]) -> Draft:
     used = {step.kernels for program in draft.programs for step in program.steps}
     known = {each.name: each for each in (*draft.kernel_sets, *further)}
     return replace(draft, kernel_sets=tuple(each for each in known.values() if each.name in used))
+
+
+def _gather(draft: Draft, context: Context) -> Draft:
+    return _run_by(*gather_operands(draft, context.arch, context.recipe))
 
 
 def _join_quantize(draft: Draft, context: Context) -> Draft:
@@ -498,6 +503,13 @@ PASSES: tuple[Pass, ...] = (
         "Fusions of steps that make copies apply: a step and the quantisation of what it gives"
         " become one.",
         _rewrite_copies,
+        needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+    ),
+    Pass(
+        "gather",
+        "GEMMs read the rows of tokens where those lie, if the architecture has kernels for it.",
+        _gather,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
     ),

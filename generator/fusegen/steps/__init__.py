@@ -17,6 +17,7 @@ from .dequantize import DEQUANTIZE, DEQUANTIZE_GROUPS
 from .dropout import DROPOUT, DROPOUT_GRAD
 from .fp32_weight import ADD_PRODUCTS, SPLIT_WEIGHT
 from .gather_quantize import GATHER_QUANTIZE
+from .gathered_gemm import GATHERED_GEMM, GATHERED_GEMM_POINTWISE
 from .gemm import GEMM, GROUPED_GEMM
 from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
 from .group_row_dot import GROUP_ROW_DOT, ROW_DOT
@@ -64,6 +65,8 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD_QUANTIZE,
     GEMM_POINTWISE,
     GROUPED_GEMM_POINTWISE,
+    GATHERED_GEMM,
+    GATHERED_GEMM_POINTWISE,
     NORM_QUANTIZE,
     GATHER_QUANTIZE,
     SOFTMAX,

@@ -9,7 +9,9 @@ from ..ir.step import LIKE, Step
 from .definition import Reference, StepDef, Trait
 from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Origin, sizes
 
-_KINDS = tuple(kind.value for kind in GemmKind)
+KINDS = tuple(kind.value for kind in GemmKind)
+"""Names of the three GEMMs."""
+
 _COPIES = frozenset(("a_scale", "a_amax", "b_scale", "b_amax", LIKE))
 _SIZES = {"tokens": "T", "groups": "E", "n": "N", "k": "K"}
 
@@ -88,7 +90,7 @@ GEMM = StepDef(
     "gemm",
     operands=("a", "b"),
     optional=("add", "accumulate"),
-    kinds=_KINDS,
+    kinds=KINDS,
     shapes={
         "fprop": {"a": "T... K", "b": "N K", "add": "N", "out": "T... N"},
         "dgrad": {"a": "T... N", "b": "N K", "out": "T... K"},
@@ -106,7 +108,7 @@ GROUPED_GEMM = StepDef(
     "grouped_gemm",
     operands=("a", "b", "groups"),
     optional=("add", "add_scales", "accumulate"),
-    kinds=_KINDS,
+    kinds=KINDS,
     shapes={
         "fprop": {
             "a": "T K",

@@ -29,6 +29,7 @@ AUX = "aux"
 
 MOST_SCALARS = 8  # `kMostScalars` of gemm/gemm.h: of all expressions
 
+_ALONE = (GEMM.name, GROUPED_GEMM.name)
 _KINDS = (GemmKind.FPROP.value, GemmKind.DGRAD.value)  # gradients of weights are summed further
 _EPILOGUES = ((POINTWISE,), (POINTWISE_GRAD,), (ADD,), (POINTWISE, POINTWISE))
 
@@ -40,6 +41,8 @@ def epilogue(step: Step) -> tuple[EpilogueMath, ...]:
 
 def _epilogue(step: Step) -> Iterator[EpilogueMath]:
     for before, part in pairwise(step.parts):
+        if part.primitive in _ALONE:
+            continue  # behind what it gathers
         assert part.pointwise is not None, part
         operands = part.pointwise.operands
         of = [i for i, each in enumerate(operands) if each.buffer in before.writes]
@@ -47,11 +50,11 @@ def _epilogue(step: Step) -> Iterator[EpilogueMath]:
         yield EpilogueMath(part.pointwise, tuple(of))
 
 
-def _launch(step: Step) -> Launch:
+def launch(step: Step) -> Launch:
     """That of the GEMM alone, and what its expressions read."""
-    launch = gemm.launch(step)
+    alone = gemm.launch(step)
     told = replace(gemm.PLAIN, fields=(*gemm.PLAIN.fields, Field("", Origin.EPILOGUE)))
-    return told if launch is gemm.PLAIN else replace(launch, base=told)
+    return told if alone is gemm.PLAIN else replace(alone, base=told)
 
 
 def _with_epilogue(kind: StepDef) -> StepDef:
@@ -61,7 +64,7 @@ def _with_epilogue(kind: StepDef) -> StepDef:
         kinds=_KINDS,
         parts=tuple((kind.name, *(each.name for each in row)) for row in _EPILOGUES),
         traits=kind.traits,
-        launch=_launch,
+        launch=launch,
     )
 
 

@@ -13,6 +13,7 @@ from ...ir.kernel import Store
 from ...ir.kernel_set import Candidate, EpilogueMath, KernelSet, KernelUnit, SelectionRule, Variant
 from ...ir.quantization import Accumulation, Extent, ScaleRule, Scaling
 from ...ir.step import Access, Pointwise, PointwiseOperand
+from ...steps.gathered_gemm import gathered_slot
 from ..text.escape import comment
 
 _ACCESS = {
@@ -168,6 +169,7 @@ class UnitContext:
         device: header of device code of a family that has no template of its own.
         arguments: struct of a known family's launch.
         ends: scales that a GEMM of decoded operands multiplies its result by, for each of them.
+        gather: the operand of a GEMM whose rows are gathered, ``a`` or ``b``; empty for none.
         cost: operations per element of a pointwise kernel.
         expressions: of a pointwise kernel, or those that the result of a GEMM goes through.
     """
@@ -183,6 +185,7 @@ class UnitContext:
     constants: tuple[tuple[str, int], ...]
     store: str
     ends: tuple[str, ...]
+    gather: str
     cost: int
     expressions: tuple[ExpressionText, ...]
     grouped: bool
@@ -277,6 +280,7 @@ def unit_context(unit: KernelUnit, namespace: str) -> UnitContext:
         constants=unit.constants,
         store=unit.variant.store.value if unit.variant else Store.IO.value,
         ends=tuple(end.value for end in unit.variant.ends) if unit.variant else (),
+        gather=gathered_slot(unit.variant.traits) if unit.variant else "",
         cost=math.cost if math else 0,
         expressions=(_expression(math, "Math"),) if math else tuple(_epilogue(unit.epilogue)),
         grouped=math.grouped if math else False,

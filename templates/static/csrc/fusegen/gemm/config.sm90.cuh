@@ -9,6 +9,7 @@
 #include "fusegen/load/coordinates.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/tile_source/across.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 
 namespace fusegen {
@@ -30,8 +31,10 @@ struct Config {
 
 // Tile, boxes, stages and store buffers. `ExtraBytes` of every stage lie behind all stages.
 template <class Config, int ElementBytes, int BoxesB, Store store, int ExtraBytes = 0,
-          int ControlBytes = 2048>
+          int ControlBytes = 2048, Gather gather = Gather::none>
 struct TileTraits {
+  static constexpr Gather kGather = gather;
+  static constexpr int kGatherThreads = gather == Gather::none ? 0 : 64;
   static constexpr int kTileN = Config::tile_n;
   static constexpr int kTileK = Config::tile_k;
   static constexpr int kCluster = Config::cluster;
@@ -95,14 +98,21 @@ struct TileTraits {
 template <Gemm kind, class Config>
 inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 
+// The rows of `Config` are of the operand that is gathered, its columns of the one that clusters share.
+template <class Config, Gather gather>
+using Tiles = std::conditional_t<gather == Gather::b, Transposed<Config>, Config>;
+
 // 16-bit operands.
-template <Gemm kind, class Element, class Config, Store store>
-struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
+template <Gemm kind, class Element, class Config, Store store, Gather gather = Gather::none>
+struct Traits : TileTraits<Tiles<Config, gather>, 2, kBoxesOfB<kind, Tiles<Config, gather>>, store,
+                           0, 2048, gather> {
   static constexpr Gemm kKind = kind;
   static constexpr Store kStore = store;
-  using Walk = Walker<kind, Config>;
-  using Source = TileSource<kind, Config>;
+  using Walk = Walker<kind, Tiles<Config, gather>>;
+  using Source = std::conditional_t<gather == Gather::b, AcrossWalk<Tiles<Config, gather>>,
+                                    TileSource<kind, Tiles<Config, gather>>>;
   static_assert(kind == Gemm::fprop || !is_gated(store));
+  static_assert(gather != Gather::b || kind == Gemm::wgrad, "weights are not gathered");
   using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,
                                          PlainCoordinates<kind>>;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;

@@ -3,7 +3,7 @@
 //
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
-//   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles
+//   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles, warps 2 and 3 gather rows
 //   the others      multiply, visit and store (gemm/math_warps.sm90.cuh)
 // Cooperative: two or three math warpgroups work on one tile, an equal part of its rows each, and
 // never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of
@@ -15,12 +15,14 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
 #include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/math_warps.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
+#include "fusegen/load/gathered.sm90.cuh"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/load/tma_loader.sm90.cuh"
 #include "fusegen/mainloop/running_sums.sm90.cuh"
@@ -29,22 +31,31 @@
 
 namespace fusegen {
 
+// What a kernel gathers: nothing, or the rows of an operand.
+struct NoRows {};
+template <class T>
+using Rows = std::conditional_t<T::kGather == Gather::none, NoRows, GatheredRows>;
+
 // Columns of the result whose operands are loaded: where they are gated, both halves of every tile.
 template <class T>
 __device__ int32_t loaded_columns(int32_t columns) {
   return is_gated(T::kStore) ? int32_t(blocks(columns, T::kTileN)) * T::kTileN : columns;
 }
 
-// The first warpgroup.
+// The first warpgroup. `rows`: of the operand that is gathered, if one is.
 template <class T, class Loader>
 __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
-                              const typename T::Walk& walk, int32_t columns) {
+                              const typename T::Walk& walk, int32_t columns, const Rows<T>& rows) {
   Control<T>& control = cta.control();
   if (cta.warp == 0 && cta.lane == 0) {
     loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
     let_next_kernel_start();
   } else if (cta.warp == 1) {
     write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+  } else if (cta.warp >= 2) {
+    if constexpr (T::kGather != Gather::none) {
+      GatherLoader<T>(rows, cta.shared, threadIdx.x - 64).run(control.stages, control.ring);
+    }
   }
 }
 
@@ -54,7 +65,8 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
 template <class T, class Result, class Mainloop, class Loader, class Visits, class Change>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
                         const Visits& visits, const CUtensorMap* map_d,
-                        const Epilogue<Change, T::kStore>& epilogue, const Shape& shape) {
+                        const Epilogue<Change, T::kStore>& epilogue, const Shape& shape,
+                        const Rows<T>& rows = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const Cta<T> cta(shared);
   if (cta.warp == 0 && cta.lane == 0) cta.control().init();
@@ -72,7 +84,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
-    load_and_find(cta, loader, walk, loaded_columns<T>(columns));
+    load_and_find(cta, loader, walk, loaded_columns<T>(columns), rows);
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
     MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,
@@ -83,7 +95,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
 }
 
 template <class T>
-using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras>;
+using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras, T::kGather>;
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store, class Change>
@@ -97,6 +109,20 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::k
   const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
       loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape);
+}
+
+// The same with the rows of one operand gathered; `map` is of the other one.
+template <Gemm kind, class Element, class Config, Store store, Gather gather, class Change>
+static __global__ void
+__launch_bounds__(Traits<kind, Element, Config, store, gather>::kThreads, 1)
+    gathering_gemm(const __grid_constant__ CUtensorMap map, const __grid_constant__ GatheredRows rows,
+                   const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
+                   const __grid_constant__ Epilogue<Change, store> epilogue,
+                   const __grid_constant__ Shape shape) {
+  using T = Traits<kind, Element, Config, store, gather>;
+  const PlainLoader<T> loader{&map, &map, {}};
+  run_cta<T, Stored<Element, store>, RunningSums<T>>(
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape, rows);
 }
 
 }  // namespace fusegen

@@ -25,5 +25,6 @@ struct ClusterTransactionBarrier : ClusterBarrier {
 };
 
 inline void fence_barrier_init() {}
+inline void fence_view_async_shared() {}
 
 }  // namespace cutlass::arch

@@ -1,0 +1,77 @@
+"""A GEMM that reads the rows of one operand where the tokens lie, in one kernel.
+
+The matrix of those rows is then neither written nor read.  What goes on with the result is part of
+the step as it is of one whose operands are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..ir.step import Operand, Step
+from . import gemm_pointwise
+from .definition import StepDef
+from .gemm import GROUPED_GEMM, KINDS
+from .gemm_pointwise import GROUPED_GEMM_POINTWISE
+from .launch import Field, Launch, Origin
+from .routing import GATHER_ROWS
+
+_TRAIT = "gathered_"
+_MAPS = ("row_slot", "slot_row")
+
+
+def gathered_slot(traits: Iterable[str]) -> str:
+    """The operand that a variant gathers, ``a`` or ``b``; empty where it gathers none."""
+    return next((each.removeprefix(_TRAIT) for each in traits if each.startswith(_TRAIT)), "")
+
+
+def gathers(step: Step) -> tuple[str, ...]:
+    """The trait of the kernels of a step: which operand they gather; nothing of other steps."""
+    first, *others = step.parts or (step,)
+    if first.primitive != GATHER_ROWS.name or not others:
+        return ()
+    return tuple(f"{_TRAIT}{o.slot}" for o in others[0].inputs if o.buffer == first.out)
+
+
+def gathered(gather: Step, gemm: Step) -> Step:
+    """One step for the rows of tokens and a GEMM that reads them, without its kernel."""
+    inputs = (
+        replace(each, buffer=gather.reads[0]) if each.buffer == gather.out else each
+        for each in gemm.inputs
+    )
+    parts = (gather, *(gemm.parts or (gemm,)))
+    primitive = f"{_TRAIT}{gemm.primitive.removeprefix('grouped_')}"
+    return replace(
+        gemm,
+        primitive=primitive,
+        inputs=(*inputs, *(Operand(name, gather.input(name) or "") for name in _MAPS)),
+        sizes=(*gemm.sizes, *(each for each in gather.sizes if each[0] == "choices")),
+        kernels=None,
+        alignment=1,
+        parts=parts,
+    )
+
+
+def _launch(step: Step) -> Launch:
+    """That of the GEMM, and where its rows are."""
+    told = gemm_pointwise.launch(step)
+    return replace(told, fields=(*told.fields, Field("", Origin.GATHERED)))
+
+
+def _gathered(kind: StepDef, rows: Iterable[tuple[str, ...]]) -> StepDef:
+    return StepDef(
+        f"{_TRAIT}{kind.name.removeprefix('grouped_')}",
+        results=kind.results,
+        kinds=KINDS,
+        parts=tuple((GATHER_ROWS.name, *row) for row in rows),
+        traits=kind.traits,
+        launch=_launch,
+    )
+
+
+GATHERED_GEMM = _gathered(GROUPED_GEMM, [(GROUPED_GEMM.name,)])
+GATHERED_GEMM_POINTWISE = _gathered(GROUPED_GEMM_POINTWISE, GROUPED_GEMM_POINTWISE.parts)
+
+GATHERED_GEMMS = (GATHERED_GEMM.name, GATHERED_GEMM_POINTWISE.name)
+"""Kinds that families of GEMMs implement which gather rows."""
