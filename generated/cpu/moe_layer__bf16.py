@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:278b0b66bf1cdf1e
+# checksum sha256:016293ac9b62e716
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "ac1e6def8db6613b15595adb778214964cda3bb98d69bb319a8211d0a11de10f"
+DIGEST = "643070eebd8e73216e07ff898682f3169ebf6d7b95cbdcc99d3b5a4bc0a7804e"
 _library.join("moe_layer__bf16", DIGEST)
 
 
@@ -265,24 +265,32 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc1_weight = dfc1_bias = drows = dx = dprobs = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_dprobs,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
+    dfc2_weight = dfc2_bias = dh = drow_probs = dfc1_weight = dfc1_bias = drows = dx = dprobs = None
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
+        dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
+            dy,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            plan_capacity,
+        )
+        del row_probs, h, fc2_weight
     if need_dfc1_weight or need_dx or need_dfc1_bias:
         dfc1_weight, dfc1_bias, drows = _backward_2(
             dy,
@@ -744,7 +752,8 @@ forward (x, fc1_weight, fc2_weight, probs, ids, counts, fc1_bias, fc2_bias) -> y
      T K H flop; 2 T K H + 4 T K + 2 T H bytes
 
 backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
+    dfc2_bias, dh, drow_probs, if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+    need_dfc1_bias or need_dfc2_bias
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      2 T H + 8 T K + 2 T K H bytes
   2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:63b2243f68252b0c
+# checksum sha256:b8f2d9d49d9d0a15
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "eab905f1e6152ad641f15ddad0fd22960a270267975df50cf556ace338aefed8"
+DIGEST = "9804ad3861983129aaf4e8040124b6695dac7d8987617147cc8d23c7d8a92e75"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -150,6 +150,7 @@ _forward = _library.register(
 
 def _backward_1_fake(
     dy: Tensor,
+    x: Tensor | None,
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
@@ -170,8 +171,8 @@ def _backward_1_fake(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -184,7 +185,8 @@ def _backward_1_fake(
         if need_dx or need_drouter_weight or need_drouter_bias
         else None
     )
-    return dfc2_weight, dfc2_bias, dh, drow_probs
+    rows = dy.new_empty((8 * T, H)) if need_dfc1_weight else None
+    return dfc2_weight, dfc2_bias, dh, drow_probs, rows
 
 
 def _backward_1_flops(
@@ -211,16 +213,16 @@ def _backward_1_flops(
 _backward_1 = _library.register(
     "routed_moe_layer__bf16",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
-    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_drouter_weight, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
-    "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
+    "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
+    "Tensor? row_probs, Tensor? h, Tensor? fc2_weight, bool need_dx, "
+    "bool need_drouter_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_drouter_bias, bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, "
+    "float router_least_sum, float router_scale, float router_aux_coefficient, "
+    "float router_z_coefficient, SymInt router_sequences, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=7,
+    tensors=8,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -238,11 +240,11 @@ def _backward_2_fake(
     ids: Tensor | None,
     counts: Tensor | None,
     split_sizes: Tensor,
-    row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    drow_probs: Tensor | None,
     dh: Tensor | None,
+    drow_probs: Tensor | None,
+    rows: Tensor | None,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -267,11 +269,11 @@ def _backward_2_fake(
         ids,
         counts,
         split_sizes,
-        row_slot,
         slot_row,
         fc1_weight,
-        drow_probs,
         dh,
+        drow_probs,
+        rows,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -311,10 +313,10 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
-        + (2 * 8 * T * 2 * F * H if need_dx else 0)
+        (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
     )
 
 
@@ -323,8 +325,8 @@ _backward_2 = _library.register(
     "backward_2",
     "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
-    "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
+    "Tensor split_sizes, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
+    "Tensor? drow_probs, Tensor? rows, bool need_dx, bool need_drouter_weight, "
     "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
     "float router_least_sum, float router_scale, float router_aux_coefficient, "
     "float router_z_coefficient, SymInt router_sequences, "
@@ -383,32 +385,44 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_drouter_weight,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_drouter_bias,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        router_eps,
-        router_least_sum,
-        router_scale,
-        router_aux_coefficient,
-        router_z_coefficient,
-        router_sequences,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
-    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
+    dfc2_weight = dfc2_bias = dh = drow_probs = rows = dx = drouter_weight = dfc1_weight = (
+        drouter_bias
+    ) = dfc1_bias = None
+    if (
+        need_dx
+        or need_drouter_weight
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_drouter_bias
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
+        dfc2_weight, dfc2_bias, dh, drow_probs, rows = _backward_1(
+            dy,
+            x,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_drouter_weight,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_drouter_bias,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            router_eps,
+            router_least_sum,
+            router_scale,
+            router_aux_coefficient,
+            router_z_coefficient,
+            router_sequences,
+            plan_capacity,
+        )
+        del row_slot, row_probs, h, fc2_weight
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_bias or need_dfc1_weight:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -420,11 +434,11 @@ def _backward(
             ids,
             counts,
             split_sizes,
-            row_slot,
             slot_row,
             fc1_weight,
-            drow_probs,
             dh,
+            drow_probs,
+            rows,
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
@@ -1050,7 +1064,7 @@ buffers
   row_slot                [8 * T]         int32    4 8 T bytes      kept for the backward
   slot_row                [T, 8]          int32    4 8 T bytes      kept for the backward
   row_probs               [8 * T]         float32  4 8 T bytes      kept for the backward
-  rows                    [8 * T, H]      io       2 8 T H bytes    workspace
+  rows                    [8 * T, H]      io       2 8 T H bytes    between ops
   fc1_weight              [E, 2 * F, H]   io       2 E 2 F H bytes  parameter fc1.weight
   fc1_bias                [E, 2 * F]      io       2 E 2 F bytes    parameter fc1.bias, optional
   h                       [8 * T, 2 * F]  io       2 8 T 2 F bytes  kept for the backward
@@ -1100,8 +1114,9 @@ forward (x, router_weight, fc1_weight, fc2_weight, choice_bias, all_counts, rout
   9. combine_rows: experts, slot_row -> y
      8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
+backward_1 (dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
+    dfc2_bias, dh, drow_probs, rows, if need_dx or need_drouter_weight or need_dfc1_weight or
+    need_dfc2_weight or need_drouter_bias or need_dfc1_bias or need_dfc2_bias
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      2 T H + 8 8 T + 2 8 T H bytes
   2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
@@ -1116,34 +1131,34 @@ backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> df
   6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
-    split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
-    drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
-    need_dfc1_weight or need_dfc1_bias
-  1. take: drow_probs, slot_row -> dprobs
-     12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  2. gather_rows: x, row_slot, slot_row -> rows
+  7. gather_rows: x, row_slot, slot_row -> rows
      2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
-  4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
+    split_sizes, slot_row, fc1_weight, dh, drow_probs, rows) -> dx, drouter_weight, dfc1_weight,
+    drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
+    need_dfc1_bias or need_dfc1_weight
+  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
      2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  5. group_sum: dh, split_sizes -> dfc1_bias
-     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  6. combine_rows: drows, slot_row -> dx_partial_1
+  2. combine_rows: drows, slot_row -> dx_partial_1
      8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  3. take: drow_probs, slot_row -> dprobs
+     12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
+  4. group_sum: dh, split_sizes -> dfc1_bias
+     8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  5. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
-  8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
+  6. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
      2 T E H flop; 2 T E + 2 E H + 2 T H bytes; if need_dx
-  9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
+  7. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
      T H flop; 6 T H bytes; if need_dx
-  10. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  8. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
      2 T E H flop; 2 T E + 2 T H + 2 E H bytes; if need_drouter_weight
-  11. column_sum: router_rounded_dlogits -> drouter_bias
+  9. column_sum: router_rounded_dlogits -> drouter_bias
      T E flop; 2 T E + 2 E bytes; if need_drouter_bias
+  10. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x              2 T H bytes;

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:65169bc77ebf8209
+# checksum sha256:4bdccd7c3e7c10a9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "9448f1d6766581fc2201b10205aaca8cf7de4bcbb80824c5df5b33cd726577f7"
+DIGEST = "48371415c819e7ff3671d7a636311489d2f14771785d1d39eb00c6039d0703af"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

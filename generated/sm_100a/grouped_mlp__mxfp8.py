@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:71430b60e9e58509
+# checksum sha256:ddd05229c87e9396
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "08ca048d6b03a198c006e7a35efa09ba448f058f18bf3648f69883fef90f1181"
+DIGEST = "b6cc510d25954fcc85a9ffd49ffb89a5e56eeda796fc56254491b9d77a99e775"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:501b91d413337204
+# checksum sha256:450cf7397b48fc52
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "fccc2baf9ccf2e176f24f039a0b88272c5cf06b53072493776bf83921af4be08"
+DIGEST = "a4875850622e19a95a0677cfa9111c4f32aafc59d0189f44f062745238f2d8d0"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

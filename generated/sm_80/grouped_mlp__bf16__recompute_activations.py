@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b0e0859638e2d256
+# checksum sha256:2f364a6019c0611f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "3e56d3f37897d92a6f18a5197ce10265033cbfad0588169e2746b299c5445e7e"
+DIGEST = "47de8d2a032c4ad8f6e2fba870a21929da7014a72f15b5cab7d4a0eb2634e1a8"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -84,17 +84,14 @@ def _backward_1_fake(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_1(dy, split_sizes, probs, h, fc2_weight)
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dprobs = dy.new_empty((T,), dtype=torch.float32) if need_dprobs else None
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     dh = dy.new_empty((T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    return dfc2_weight, dprobs, dfc2_bias, dh
+    a = dy.new_empty((T, F)) if need_dfc2_weight else None
+    return dprobs, dh, a
 
 
 def _backward_1_flops(
@@ -103,16 +100,13 @@ def _backward_1_flops(
     fc2_weight: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (
-        2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * H * F if need_dfc2_weight else 0)
+    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
 
 
 _backward_1 = _library.register(
@@ -120,7 +114,7 @@ _backward_1 = _library.register(
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
     "bool need_dx, bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, "
-    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_bias, bool need_dfc2_bias) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=5,
@@ -173,6 +167,43 @@ _backward_2 = _library.register(
 )
 
 
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: Tensor | None,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, split_sizes, a)
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    return dfc2_weight, dfc2_bias
+
+
+def _backward_3_flops(dy: Tensor, a: Tensor | None, need_dfc2_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    return 2 * T * H * F if need_dfc2_weight else 0
+
+
+_backward_3 = _library.register(
+    "grouped_mlp__bf16__recompute_activations",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor? a, bool need_dfc2_weight, "
+    "bool need_dfc2_bias) -> (Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=3,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
+)
+
+
 def _backward(
     dy: Tensor,
     left: list,
@@ -195,16 +226,9 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc2_weight = dprobs = dfc2_bias = dh = dx = dfc1_weight = dfc1_bias = None
-    if (
-        need_dx
-        or need_dfc1_weight
-        or need_dprobs
-        or need_dfc1_bias
-        or need_dfc2_weight
-        or need_dfc2_bias
-    ):
-        dfc2_weight, dprobs, dfc2_bias, dh = _backward_1(
+    dprobs = dh = a = dx = dfc1_weight = dfc1_bias = dfc2_weight = dfc2_bias = None
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight:
+        dprobs, dh, a = _backward_1(
             dy,
             split_sizes,
             probs,
@@ -222,6 +246,9 @@ def _backward(
         dx, dfc1_weight, dfc1_bias = _backward_2(
             dy, x, split_sizes, fc1_weight, dh, need_dx, need_dfc1_weight, need_dfc1_bias
         )
+        del x, fc1_weight, dh
+    if need_dfc2_weight or need_dfc2_bias:
+        dfc2_weight, dfc2_bias = _backward_3(dy, split_sizes, a, need_dfc2_weight, need_dfc2_bias)
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
 
@@ -588,7 +615,7 @@ buffers
   fc1_weight   [E, 2 * F, H]  io       2 E 2 F H bytes  parameter fc1.weight
   fc1_bias     [E, 2 * F]     io       2 E 2 F bytes    parameter fc1.bias, optional
   h            [T, 2 * F]     io       2 T 2 F bytes    kept for the backward
-  a            [T, F]         io       2 T F bytes      workspace
+  a            [T, F]         io       2 T F bytes      between ops
   fc2_weight   [E, H, F]      io       2 E H F bytes    parameter fc2.weight
   fc2_bias     [E, H]         io       2 E H bytes      parameter fc2.bias, optional
   y            [T, H]         io       2 T H bytes      output
@@ -611,20 +638,16 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
   2. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> y
      gemm_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
-backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dfc2_weight, dprobs, dfc2_bias, dh, if need_dx
-    or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight or need_dfc2_bias
+backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dh, a, if need_dx or need_dfc1_weight
+    or need_dprobs or need_dfc1_bias or need_dfc2_weight
   1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
      gemm_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes; if need_dfc2_weight
-  3. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-     gemm_mma_wgrad; 2 T H F flop; 2 T H + 2 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  4. group_sum: dy, split_sizes -> dfc2_bias
-     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
-  5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes; if need_dfc2_weight
 backward_2 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or
     need_dfc1_weight or need_dfc1_bias
   1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
@@ -633,6 +656,11 @@ backward_2 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, i
      gemm_mma_wgrad; 2 T 2 F H flop; 2 T 2 F + 2 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
   3. group_sum: dh, split_sizes -> dfc1_bias
      group_sum; T 2 F flop; 2 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+backward_3 (dy, split_sizes, a) -> dfc2_weight, dfc2_bias, if need_dfc2_weight or need_dfc2_bias
+  1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+     gemm_mma_wgrad; 2 T H F flop; 2 T H + 2 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
+  2. group_sum: dy, split_sizes -> dfc2_bias
+     group_sum; T H flop; 2 T H + 8 E + 2 E H bytes; if need_dfc2_bias
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes; if need_dfc1_weight
@@ -646,7 +674,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F bytes, inputs and parameters included
   2 H + 4 + 4 F bytes for each token, 4 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 3.49 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_mma_fprop

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ee1886f19265e22d
+# checksum sha256:cadb5d6300910da9
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "5d2dfa168af7980f393209e24267d99a6d0c7d91ab9030c3fb65db234217167c"
+DIGEST = "bfb7f91e0270b7f3abe28698c5595b3ace01bd63439301e5b336dbddbb840610"
 _library.join("moe_layer__bf16", DIGEST)
 
 
@@ -266,24 +266,32 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc1_weight = dfc1_bias = drows = dx = dprobs = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_dprobs,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
+    dfc2_weight = dfc2_bias = dh = drow_probs = dfc1_weight = dfc1_bias = drows = dx = dprobs = None
+    if (
+        need_dx
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_dprobs
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
+        dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
+            dy,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            plan_capacity,
+        )
+        del row_probs, h, fc2_weight
     if need_dfc1_weight or need_dx or need_dfc1_bias:
         dfc1_weight, dfc1_bias, drows = _backward_2(
             dy,
@@ -748,7 +756,8 @@ forward (x, fc1_weight, fc2_weight, probs, ids, counts, fc1_bias, fc2_bias) -> y
      combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes
 
 backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
+    dfc2_bias, dh, drow_probs, if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or
+    need_dfc1_bias or need_dfc2_bias
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      gather_rows; 2 T H + 8 T K + 2 T K H bytes
   2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da

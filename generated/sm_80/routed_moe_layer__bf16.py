@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:baac0c19811b77cf
+# checksum sha256:858d9460954ca2c3
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "186eb22206df0b37352cc102c73972263c7c742c7c10873f90dda038fd85f671"
+DIGEST = "c6c14a7da7addae76be507e4101ea106fc471de14709e5a0cc3cfa09ec8f4362"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -151,6 +151,7 @@ _forward = _library.register(
 
 def _backward_1_fake(
     dy: Tensor,
+    x: Tensor | None,
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
@@ -171,8 +172,8 @@ def _backward_1_fake(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -185,7 +186,8 @@ def _backward_1_fake(
         if need_dx or need_drouter_weight or need_drouter_bias
         else None
     )
-    return dfc2_weight, dfc2_bias, dh, drow_probs
+    rows = dy.new_empty((8 * T, H)) if need_dfc1_weight else None
+    return dfc2_weight, dfc2_bias, dh, drow_probs, rows
 
 
 def _backward_1_flops(
@@ -212,16 +214,16 @@ def _backward_1_flops(
 _backward_1 = _library.register(
     "routed_moe_layer__bf16",
     "backward_1",
-    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
-    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_drouter_weight, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
-    "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
-    "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
+    "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
+    "Tensor? row_probs, Tensor? h, Tensor? fc2_weight, bool need_dx, "
+    "bool need_drouter_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
+    "bool need_drouter_bias, bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, "
+    "float router_least_sum, float router_scale, float router_aux_coefficient, "
+    "float router_z_coefficient, SymInt router_sequences, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=7,
+    tensors=8,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -239,11 +241,11 @@ def _backward_2_fake(
     ids: Tensor | None,
     counts: Tensor | None,
     split_sizes: Tensor,
-    row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    drow_probs: Tensor | None,
     dh: Tensor | None,
+    drow_probs: Tensor | None,
+    rows: Tensor | None,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -268,11 +270,11 @@ def _backward_2_fake(
         ids,
         counts,
         split_sizes,
-        row_slot,
         slot_row,
         fc1_weight,
-        drow_probs,
         dh,
+        drow_probs,
+        rows,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -312,10 +314,10 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
-        + (2 * 8 * T * 2 * F * H if need_dx else 0)
+        (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
     )
 
 
@@ -324,8 +326,8 @@ _backward_2 = _library.register(
     "backward_2",
     "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
-    "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
+    "Tensor split_sizes, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
+    "Tensor? drow_probs, Tensor? rows, bool need_dx, bool need_drouter_weight, "
     "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
     "float router_least_sum, float router_scale, float router_aux_coefficient, "
     "float router_z_coefficient, SymInt router_sequences, "
@@ -384,32 +386,44 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_drouter_weight,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_drouter_bias,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        router_eps,
-        router_least_sum,
-        router_scale,
-        router_aux_coefficient,
-        router_z_coefficient,
-        router_sequences,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
-    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
+    dfc2_weight = dfc2_bias = dh = drow_probs = rows = dx = drouter_weight = dfc1_weight = (
+        drouter_bias
+    ) = dfc1_bias = None
+    if (
+        need_dx
+        or need_drouter_weight
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_drouter_bias
+        or need_dfc1_bias
+        or need_dfc2_bias
+    ):
+        dfc2_weight, dfc2_bias, dh, drow_probs, rows = _backward_1(
+            dy,
+            x,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_drouter_weight,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_drouter_bias,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            router_eps,
+            router_least_sum,
+            router_scale,
+            router_aux_coefficient,
+            router_z_coefficient,
+            router_sequences,
+            plan_capacity,
+        )
+        del row_slot, row_probs, h, fc2_weight
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_bias or need_dfc1_weight:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -421,11 +435,11 @@ def _backward(
             ids,
             counts,
             split_sizes,
-            row_slot,
             slot_row,
             fc1_weight,
-            drow_probs,
             dh,
+            drow_probs,
+            rows,
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
@@ -1051,7 +1065,7 @@ buffers
   row_slot                [8 * T]; int32; 4 8 T bytes; kept for the backward
   slot_row                [T, 8]; int32; 4 8 T bytes; kept for the backward
   row_probs               [8 * T]; float32; 4 8 T bytes; kept for the backward
-  rows                    [8 * T, H]; io; 2 8 T H bytes; workspace
+  rows                    [8 * T, H]; io; 2 8 T H bytes; between ops
   fc1_weight              [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
   fc1_bias                [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
   h                       [8 * T, 2 * F]; io; 2 8 T 2 F bytes; kept for the backward
@@ -1106,8 +1120,9 @@ forward (x, router_weight, fc1_weight, fc2_weight, choice_bias, all_counts, rout
   8. combine_rows: experts, slot_row -> y
      combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
+backward_1 (dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
+    dfc2_bias, dh, drow_probs, rows, if need_dx or need_drouter_weight or need_dfc1_weight or
+    need_dfc2_weight or need_drouter_bias or need_dfc1_bias or need_dfc2_bias
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      gather_rows; 2 T H + 8 8 T + 2 8 T H bytes
   2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
@@ -1123,34 +1138,34 @@ backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> df
   6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
+  7. gather_rows: x, row_slot, slot_row -> rows
+     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
-    split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
+    split_sizes, slot_row, fc1_weight, dh, drow_probs, rows) -> dx, drouter_weight, dfc1_weight,
     drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
-    need_dfc1_weight or need_dfc1_bias
-  1. take: drow_probs, slot_row -> dprobs
+    need_dfc1_bias or need_dfc1_weight
+  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     gemm_mma_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  2. combine_rows: drows, slot_row -> dx_partial_1
+     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
+  3. take: drow_probs, slot_row -> dprobs
      take; 12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  4. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      route_grad; 9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
-  3. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     gemm_mma_wgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes;
-     if need_dfc1_weight
-  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     gemm_mma_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  6. group_sum: dh, split_sizes -> dfc1_bias
-     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  7. combine_rows: drows, slot_row -> dx_partial_1
-     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a + b)
+  5. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a + b)
      gemm_mma_dgrad_binary_pointwise_add_2_of_b; 2 T E H + T H flop; 2 T E + 2 E H + 4 T H bytes;
      if need_dx; rule linear_add
-  9. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  6. group_sum: dh, split_sizes -> dfc1_bias
+     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  7. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
      gemm_mma_wgrad; 2 T E H flop; 2 T E + 2 T H + 2 E H bytes; if need_drouter_weight
-  10. column_sum: router_rounded_dlogits -> drouter_bias
+  8. column_sum: router_rounded_dlogits -> drouter_bias
      group_sum; T E flop; 2 T E + 2 E bytes; if need_drouter_bias
+  9. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     gemm_mma_wgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes;
+     if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x              2 T H bytes;
@@ -1178,7 +1193,7 @@ saved for the backward, each only if a gradient that needs it is asked for
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
   peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 6.61 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 6.60 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_mma_fprop_fp32

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e502ecdc4d07e041
+# checksum sha256:f03c28f4918676fb
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "3af6f3ca681203fe5a661bd6d673263269787805dc9fcd49fe500a68dbf51df6"
+DIGEST = "55d67978a18591e9779f619a5226a3aac441ae63643ea70dd8207719ee837cb1"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:53b70afd7939ecba
+# checksum sha256:a2c201af0d25af4f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "6bd15da4a03af9c1f162e7ef6d58bc90b1469eebaa67f06c78a4cdfd184c1f70"
+DIGEST = "f0ec856d6776b852b16e1780e084a98c63c31d0c92ceefc1e70d8b8986537e95"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

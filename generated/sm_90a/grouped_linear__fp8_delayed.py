@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0c882a84843dc714
+# checksum sha256:68d48c16df830285
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "485107d374b5e680b0830402b26065097e93f425650ce7350f2afe2075ae83a7"
+DIGEST = "e028cafd0292feffb7106d7336bf4625e823d28c0ac3c21e0e95f5501dd66960"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e36e7be0562d3a35
+# checksum sha256:1817c13f2e70dbaf
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "9f16bdf0389eb565b15a9a29e61ad073142c05ab18c4642bb730315859711102"
+DIGEST = "5b9352da8e6e37f5973474ee715741e4dc463d3e135b113dcf8cf2aef2b364a1"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:df72c43d570816d1
+# checksum sha256:61957cf7cca32356
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "11700be6197de852d3352bb74e1b997b6b6a00013744598ece2377e372c59480"
+DIGEST = "8060e476684d549830c15b0661cb801d95adc1d67b1f41a4a9072a0c6e9f331f"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9b2171d3d65f30b5
+# checksum sha256:8b788a7e7437d635
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "284f07f0e067f41bc08da6be2a82bd995844d3334ea78364ba1c4769b4ae6137"
+DIGEST = "2d45d0b815445bcb28aee4dcffa7bc6d3eae8152d11202a522421e420d580122"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

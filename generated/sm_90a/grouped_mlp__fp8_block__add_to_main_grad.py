@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d33340d81b504b26
+# checksum sha256:3012f49ba03c4b16
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "52181f741e6c692875c5b74d328efc8ee64e34ebe8a2cc214544f2c63976abdb"
+DIGEST = "4e599b6ee56ee126c2c5ba7a88221add94c269acd070f6b3596222b7742670a1"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

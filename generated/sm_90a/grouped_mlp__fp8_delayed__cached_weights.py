@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b7b0444123c85f51
+# checksum sha256:72b006a5eb189411
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "294e3b5aca11a619621c3d6faf2767ac60a0f3d28951384e210aee481b66e99b"
+DIGEST = "e9afb3a9ce62585b9d22033370aa6ba11e08748448857dd00233ed07017652c6"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

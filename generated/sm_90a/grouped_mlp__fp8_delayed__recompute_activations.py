@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:00f7adf07a7f98a9
+# checksum sha256:3ba9d4939b643c3f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "27222cbd81b70a9b2dab3cb52b6831c613f6d3c9f82dd0de3b73fc076d5097fe"
+DIGEST = "40d85b33533cc09f30f612cd842b09dc9a92a2b9bc43d8f2597ea7570ad548a9"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

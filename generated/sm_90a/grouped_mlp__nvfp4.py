@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e78474559afda70d
+# checksum sha256:a552b18c48559b00
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "1d5efa84630fdb295ee05a120a65be627fd0ae6cc1363d05a8fade02749c9dc7"
+DIGEST = "c2095c615ccb9c37bb2a7ba72350030e7e788bc1be9fd454230f83ddcefbc686"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

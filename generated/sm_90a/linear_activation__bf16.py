@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1547b9f79afe9fd4
+# checksum sha256:641a3984b7ad1382
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "da4d7c9b8720a0a18b3a82fe0cc44f575bf5adf62303aa237f718af9961f3e7e"
+DIGEST = "e928b2e69f2c4bdd16c0a6561b135931d63209c02c95a5729df5dc7f7172c9ff"
 _library.join("linear_activation__bf16", DIGEST)
 
 

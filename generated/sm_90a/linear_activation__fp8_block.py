@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c4e4ecc9e6ec884
+# checksum sha256:41b2003e5be619fa
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "13ce374a5f63b3d43f4328e888b203c1ecef3a0172c2b68ca42793c280663d40"
+DIGEST = "96409c59091fad25cb26ed19ad91e95ed3b8c2f18039e761bb0200050a710876"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a4ad5bb3db4e57a2
+# checksum sha256:7708947bcfd3ad36
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "06371e6350722620a7c4309bdae398d919d056b22666ea61e24e5ea8a0a64a2c"
+DIGEST = "39710922ee0a90506b3b2e99f8f2734f6600c36f5797b89a8800e389776f4550"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:321eaeefe25ec9a9
+# checksum sha256:4e07429e03f8849f
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "20f2b5d043ee05e1c292caa7d71990ac98fe07cc974cdb55443eda28028a5b39"
+DIGEST = "349866ec483bf237f9ea29f926e4502f42eedce3c48f20aa51169fa83eaeeb36"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d13de8f41cf49898
+# checksum sha256:522daefe791d61e1
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "97f913e7898fca87d349e3ea965d93468365f8b86de515756b8a481a98081cac"
+DIGEST = "a527653c0ec28f6741c8256c7d7bfa057d6cfd50881cc10700047a750d032c27"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a4a62a93d971c1a0
+# checksum sha256:9283c14eecb947f5
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "752c4ee31ad1dab4fbfec35ea7a922729368deb1fa9c44ed1c3c2d60776542de"
+DIGEST = "aeda7180eb00f2942bbae0c18ebfbc2b2af0480f26cf7489eb404a9a3c7dff18"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:193a890f893fb6f6
+# checksum sha256:c670645ae52a4581
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "c700a95ad569140c1beba4ca10ced33d0e7f206905121459cdeaa716e71bff3f"
+DIGEST = "a8df1dbf6f7bae6e94cab0a00b83dc751c53b2a83544a8e5ce18f4b354300cdb"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

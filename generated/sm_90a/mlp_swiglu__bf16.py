@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2c8bd9d76badff0f
+# checksum sha256:0def2bbda09b7e84
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "5773bc1d88cdcae97504f05d9c0f5d346e28c3b562c80c4e3879da7b0b5a9a9b"
+DIGEST = "4b6a345c2ceb090bd1e96ff9a62e5defa84e2db267523a97b58f2d0cb9545627"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

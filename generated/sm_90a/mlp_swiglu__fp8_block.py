@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ea5202b6ea8d6694
+# checksum sha256:1144539e843079cb
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "9939ab8b4e259e7aea7ad1e72fbf0f9c5124234198b93b4c5ab3716335763554"
+DIGEST = "e1c6c530c12af37a8c540bd747ff90bd8008800ceb1a140aeb86e737c13fbcf1"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5dded1cd1b86a730
+# checksum sha256:b1acaaffbfe89169
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "a4120811d61cfc743bbd04ad17dfe16ead0d17e03ab4171d8dbbdd13efedbfa3"
+DIGEST = "025247e8e7b186828b3702ac305471cc9bc57c60e2997878b9156e146d0d6fed"
 _library.join("moe_layer__bf16", DIGEST)
 
 
@@ -99,6 +99,7 @@ def _backward_1_fake(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -109,49 +110,66 @@ def _backward_1_fake(
     need_dfc2_bias: bool,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
+    reference.check_backward_1(
+        dy, split_sizes, row_slot, slot_row, row_probs, fc1_weight, h, fc2_weight
+    )
     T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
+    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
     dh = dy.new_empty((T * K, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
-    drow_probs = dy.new_empty((T * K,), dtype=torch.float32) if need_dprobs else None
-    return dfc2_weight, dfc2_bias, dh, drow_probs
+    a = dy.new_empty((T * K, F)) if need_dfc2_weight else None
+    return dx, dprobs, dh, a
 
 
 def _backward_1_flops(
     dy: Tensor,
     slot_row: Tensor,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_dprobs: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     return (
         2 * T * K * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * K * H * F if need_dfc2_weight else 0)
+    ) + (2 * T * K * 2 * F * H if need_dx else 0)
 
 
 _backward_1 = _library.register(
     "moe_layer__bf16",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
-    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "bool need_dfc2_bias, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=7,
+    tensors=8,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -164,46 +182,37 @@ def _backward_2_fake(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    fc1_weight: Tensor | None,
     dh: Tensor,
-    need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh)
-    T = dy.shape[-2]
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, dh)
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    K = slot_row.shape[-1]
     F = dh.shape[-1] // 2
     dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
-    drows = dy.new_empty((T * K, H)) if need_dx else None
-    return dfc1_weight, dfc1_bias, drows
+    return dfc1_weight, dfc1_bias
 
 
-def _backward_2_flops(
-    dy: Tensor, slot_row: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool
-) -> int:
+def _backward_2_flops(dy: Tensor, slot_row: Tensor, dh: Tensor, need_dfc1_weight: bool) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
     F = dh.shape[-1] // 2
-    return (2 * T * K * 2 * F * H if need_dfc1_weight else 0) + (
-        2 * T * K * 2 * F * H if need_dx else 0
-    )
+    return 2 * T * K * 2 * F * H if need_dfc1_weight else 0
 
 
 _backward_2 = _library.register(
     "moe_layer__bf16",
     "backward_2",
     "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-    "Tensor? fc1_weight, Tensor dh, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc1_bias, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?)",
+    "Tensor dh, bool need_dfc1_weight, bool need_dfc1_bias, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=7,
+    tensors=6,
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
@@ -212,32 +221,45 @@ _backward_2 = _library.register(
 
 def _backward_3_fake(
     dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
-    drows: Tensor | None,
-    drow_probs: Tensor | None,
-    need_dx: bool,
-    need_dprobs: bool,
+    a: Tensor | None,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, slot_row, drows, drow_probs)
+    reference.check_backward_3(dy, split_sizes, row_slot, slot_row, a)
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    return dfc2_weight, dfc2_bias
+
+
+def _backward_3_flops(
+    dy: Tensor, slot_row: Tensor, a: Tensor | None, need_dfc2_weight: bool
+) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
-    return dx, dprobs
+    F = a.shape[-1] if a is not None else 0
+    return 2 * T * K * H * F if need_dfc2_weight else 0
 
 
 _backward_3 = _library.register(
     "moe_layer__bf16",
     "backward_3",
-    "(Tensor dy, Tensor slot_row, Tensor? drows, Tensor? drow_probs, bool need_dx, "
-    "bool need_dprobs, SymInt plan_capacity) -> (Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? a, "
+    "bool need_dfc2_weight, bool need_dfc2_bias, SymInt plan_capacity) -> (Tensor?, "
+    "Tensor?)",
     fake=_backward_3_fake,
     check=reference.check_backward_3,
-    tensors=4,
+    tensors=5,
     mutated=0,
     reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -266,42 +288,42 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc1_weight = dfc1_bias = drows = dx = dprobs = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_dprobs,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
-    if need_dfc1_weight or need_dx or need_dfc1_bias:
-        dfc1_weight, dfc1_bias, drows = _backward_2(
+    dx = dprobs = dh = a = dfc1_weight = dfc1_bias = dfc2_weight = dfc2_bias = None
+    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight:
+        dx, dprobs, dh, a = _backward_1(
+            dy,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            fc1_weight,
+            h,
+            fc2_weight,
+            need_dx,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_dprobs,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            plan_capacity,
+        )
+        del row_probs, fc1_weight, h, fc2_weight
+    if need_dfc1_weight or need_dfc1_bias:
+        dfc1_weight, dfc1_bias = _backward_2(
             dy,
             x,
             split_sizes,
             row_slot,
             slot_row,
-            fc1_weight,
             dh,
-            need_dx,
             need_dfc1_weight,
             need_dfc1_bias,
             plan_capacity,
         )
-        del x, split_sizes, row_slot, fc1_weight, dh
-    if need_dx or need_dprobs:
-        dx, dprobs = _backward_3(
-            dy, slot_row, drows, drow_probs, need_dx, need_dprobs, plan_capacity
+        del x, dh
+    if need_dfc2_bias or need_dfc2_weight:
+        dfc2_weight, dfc2_bias = _backward_3(
+            dy, split_sizes, row_slot, slot_row, a, need_dfc2_weight, need_dfc2_bias, plan_capacity
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -705,11 +727,10 @@ buffers
   row_slot             [T * K]; int32; 4 T K bytes; kept for the backward
   slot_row             [T, K]; int32; 4 T K bytes; kept for the backward
   row_probs            [T * K]; float32; 4 T K bytes; kept for the backward
-  rows                 [T * K, H]; io; 2 T K H bytes; workspace
   fc1_weight           [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
   fc1_bias             [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
   h                    [T * K, 2 * F]; io; 2 T K 2 F bytes; kept for the backward
-  a                    [T * K, F]; io; 2 T K F bytes; workspace
+  a                    [T * K, F]; io; 2 T K F bytes; between ops
   fc2_weight           [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias             [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   experts              [T * K, H]; io; 2 T K H bytes; workspace
@@ -720,8 +741,8 @@ buffers
   dfc2_weight          [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias            [E, H]; io; 2 E H bytes; gradient
   dh                   [T * K, 2 * F]; io; 2 T K 2 F bytes; between ops
-  drow_probs           [T * K]; float32; 4 T K bytes; between ops
-  drows                [T * K, H]; io; 2 T K H bytes; between ops
+  drow_probs           [T * K]; float32; 4 T K bytes; workspace
+  drows                [T * K, H]; io; 2 T K H bytes; workspace
   dfc1_weight          [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
   dfc1_bias            [E, 2 * F]; io; 2 E 2 F bytes; gradient
   dx                   [T, H]; io; 2 T H bytes; gradient
@@ -735,50 +756,52 @@ forward (x, fc1_weight, fc2_weight, probs, ids, counts, fc1_bias, fc2_bias) -> y
      routing_plan; 12 T K + 16 E + 4 min(ceildiv(T K, 2048), 256) E bytes
   2. take: probs, row_slot -> row_probs
      take; 12 T K bytes
-  3. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 T K + 2 T K H bytes
-  4. grouped_gemm_pointwise fprop: rows, fc1_weight, split_sizes, fc1_bias, row_probs -> a, h  (y =
-     gate * sigmoid(gate) * up * scales)
-     gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward; 2 T K 2 F H + 27 T K F flop;
-     2 T K H + 2 E 2 F H + 8 E + 2 E 2 F + 4 T K + 2 T K F + 2 T K 2 F bytes;
+  3. gathered_gemm_pointwise fprop: x, fc1_weight, split_sizes, fc1_bias, row_probs, row_slot,
+     slot_row -> a, h  (y = gate * sigmoid(gate) * up * scales)
+     gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward;
+     2 T K 2 F H + 27 T K F flop;
+     2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 12 T K + 2 T K F + 2 T K 2 F bytes;
      rule grouped_linear_bias_scaled_activation
-  5. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
+  4. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
      gemm_sm90_fprop; 2 T K H F flop; 2 T K F + 2 E H F + 8 E + 2 E H + 2 T K H bytes
-  6. combine_rows: experts, slot_row -> y
+  5. combine_rows: experts, slot_row -> y
      combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
-  1. gather_rows: dy, row_slot, slot_row -> dexperts
-     gather_rows; 2 T H + 8 T K + 2 T K H bytes
-  2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-     gemm_sm90_dgrad; 2 T K H F flop; 2 T K H + 2 E H F + 8 E + 2 T K F bytes;
+backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, fc1_weight, h, fc2_weight) -> dx,
+    dprobs, dh, a, if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or
+    need_dfc2_weight
+  1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
+     gemm_gather_sm90_dgrad_gathered_a; 2 T K H F flop;
+     2 T H + 2 E H F + 8 E + 8 T K + 2 T K F bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 T K F flop; 2 T K 2 F + 4 T K + 2 T K F bytes;
-     if need_dfc2_weight
-  4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-     gemm_sm90_wgrad; 2 T K H F flop; 2 T K H + 2 T K F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  5. group_sum: dexperts, split_sizes -> dfc2_bias
-     group_sum; T K H flop; 2 T K H + 8 E + 2 E H bytes; if need_dfc2_bias
-  6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
+  2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 T K F flop; 2 T K F + 4 T K 2 F + 8 T K bytes;
      if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-backward_2 (dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh) -> dfc1_weight, dfc1_bias,
-    drows, if need_dfc1_weight or need_dx or need_dfc1_bias
-  1. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 T K + 2 T K H bytes; if need_dfc1_weight
-  2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     gemm_sm90_wgrad; 2 T K 2 F H flop; 2 T K 2 F + 2 T K H + 8 E + 2 E 2 F H bytes;
-     if need_dfc1_weight
-  3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  3. take: drow_probs, slot_row -> dprobs
+     take; 12 T K bytes; if need_dprobs
+  4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
      gemm_sm90_dgrad; 2 T K 2 F H flop; 2 T K 2 F + 2 E 2 F H + 8 E + 2 T K H bytes; if need_dx
-  4. group_sum: dh, split_sizes -> dfc1_bias
+  5. combine_rows: drows, slot_row -> dx
+     combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes; if need_dx
+  6. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 T K F flop; 2 T K 2 F + 4 T K + 2 T K F bytes;
+     if need_dfc2_weight
+backward_2 (dy, x, split_sizes, row_slot, slot_row, dh) -> dfc1_weight, dfc1_bias, if
+    need_dfc1_weight or need_dfc1_bias
+  1. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
+     gemm_gather_sm90_wgrad_gathered_b; 2 T K 2 F H flop;
+     2 T K 2 F + 2 T H + 8 E + 8 T K + 2 E 2 F H bytes; if need_dfc1_weight
+  2. group_sum: dh, split_sizes -> dfc1_bias
      group_sum; T K 2 F flop; 2 T K 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-backward_3 (dy, slot_row, drows, drow_probs) -> dx, dprobs, if need_dx or need_dprobs
-  1. combine_rows: drows, slot_row -> dx   combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes;
-                                           if need_dx
-  2. take: drow_probs, slot_row -> dprobs  take; 12 T K bytes; if need_dprobs
+backward_3 (dy, split_sizes, row_slot, slot_row, a) -> dfc2_weight, dfc2_bias, if need_dfc2_bias or
+    need_dfc2_weight
+  1. gather_rows: dy, row_slot, slot_row -> dexperts
+     gather_rows; 2 T H + 8 T K + 2 T K H bytes; if need_dfc2_bias
+  2. group_sum: dexperts, split_sizes -> dfc2_bias
+     group_sum; T K H flop; 2 T K H + 8 E + 2 E H bytes; if need_dfc2_bias
+  3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+     gemm_gather_sm90_wgrad_gathered_a; 2 T K H F flop;
+     2 T H + 2 T K F + 8 E + 8 T K + 2 E H F bytes; if need_dfc2_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes; if need_dfc1_weight
@@ -794,8 +817,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   at most 2 T H + 8 E + 12 T K + 2 E 2 F H + 2 T K 2 F + 2 E H F bytes, inputs and parameters
       included
   2 H + 12 K + 4 K F bytes for each token, 12 K + 4 K F of the forward's, none for parameters
-  peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
-  peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, K = 8, T = 4096
+  peak of the backward, with all gradients: 1.48 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
+  peak of the backward, with all gradients: 3.37 GB at E = 128, F = 2048, H = 2048, K = 8, T = 4096
 
 kernels, first rule that holds (io is bfloat16 or float16)
   routing_plan
@@ -824,26 +847,21 @@ kernels, first rule that holds (io is bfloat16 or float16)
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
-  gemm_sm90_wgrad
-    groups == 1 and tokens >= 512: least of
-      cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
-      pingpong_128x128x64_2x1: 5217 + waves * (680 + 5457 * k / 1024) ns; 256 x 128 on 2 SMs
-      pingpong_128x192x64_2x1: 8544 + waves * (661 + 8028 * k / 1024) ns; 256 x 192 on 2 SMs
-    tokens < 6144: pingpong_128x128x64_2x1
-    columns >= 1536: pingpong_128x192x64_2x1
-    tokens >= 393216: cooperative_128x256x64_2x1
-    always: pingpong_128x128x64_2x1
   group_sum
     always: the only one
   pointwise_scaled_swiglu_backward
     always: the only one
-  gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward
-    groups == 1 and tokens >= 512: least of
-      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
-      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
-      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
+  gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward
     rows < 6144: pingpong_128x128x64_2x1
-    k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
-    always: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_dgrad_gathered_a
+    rows < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_wgrad_gathered_a
+    tokens < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_wgrad_gathered_b
+    tokens < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
 """

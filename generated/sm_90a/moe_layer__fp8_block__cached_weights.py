@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9d6da101d3644f70
+# checksum sha256:f0c958b968156b4d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "d1c9652a90c24e292892e37cf9ad1b7754f1528bb195e96fae0d3840fbe3406b"
+DIGEST = "206f3842e6ccaf4d22c2e81ed3e1108491d30cd578549e8cee3c0ce51f639a12"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

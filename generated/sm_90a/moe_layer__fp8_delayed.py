@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19a0f7e4feb6ae9f
+# checksum sha256:1be67f79ff9301eb
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "f1412a735144f2953c5ea96e88ec2a37c3dbc1b2b2d59f34c9f3f415ec4f64d9"
+DIGEST = "d20f1da61665238fc28fd2054469ffb41efbbb4f6dac1ec7b3a7643ed849f1f6"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

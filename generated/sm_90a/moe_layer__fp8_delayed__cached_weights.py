@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b007665e27ca7a9a
+# checksum sha256:8e956bca150abd1a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "3a19fdc77d7a44bef821ea18d88d62e0ab27ca658947b36b9e7897bfbea55d56"
+DIGEST = "1608013d2ece272de94c069772876dd6be05fee8e3e3e4abc33a81f86a8fb701"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1d7b449e4b2836df
+# checksum sha256:f0622fc540acf631
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "306d9f5aa050874958e030ba70785a7da215673dfc264cf38190d59016b2266d"
+DIGEST = "c4418c09f46ebee7c929c5b6867ae60873061c1f016265c734291b48da4b39af"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

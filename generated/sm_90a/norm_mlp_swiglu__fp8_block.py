@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95d298df5f9f83c2
+# checksum sha256:c83d3aca21cef514
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "68e7aa11fff00f7600787e0fe0e926750905c1964b8d48b276a4326bcb7849af"
+DIGEST = "c2f84c6094f73c13a7d5bf2296403755599abc2213ca0367a3d5bac68eef86b1"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

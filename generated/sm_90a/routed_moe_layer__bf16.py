@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:694ffd2f9b4541b9
+# checksum sha256:8be6c7df659a537d
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "ff4b825e05d3864ec84d90a5c60cddff62d812d473cfa05a109e7b7d0b3ee8c3"
+DIGEST = "7a1b7dfc5e49992a6954c33a3ac1a96b49089e0756ba1b000a34f76bea5c9de3"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -171,21 +171,18 @@ def _backward_1_fake(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
     dh = dy.new_empty((8 * T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
     drow_probs = (
         dy.new_empty((8 * T,), dtype=torch.float32)
         if need_dx or need_drouter_weight or need_drouter_bias
         else None
     )
-    return dfc2_weight, dfc2_bias, dh, drow_probs
+    a = dy.new_empty((8 * T, F)) if need_dfc2_weight else None
+    return dh, drow_probs, a
 
 
 def _backward_1_flops(
@@ -195,14 +192,13 @@ def _backward_1_flops(
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
-    need_dfc2_weight: bool,
     need_drouter_bias: bool,
     need_dfc1_bias: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (2 * 8 * T * H * F if need_dfc2_weight else 0) + (
+    return (
         2 * 8 * T * H * F
         if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
         else 0
@@ -217,8 +213,7 @@ _backward_1 = _library.register(
     "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
     "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
     "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
-    "Tensor?)",
+    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
     tensors=7,
@@ -312,10 +307,10 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
-        + (2 * 8 * T * 2 * F * H if need_dx else 0)
+        (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
     )
 
 
@@ -336,6 +331,54 @@ _backward_2 = _library.register(
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
+)
+
+
+def _backward_3_fake(
+    dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
+    slot_row: Tensor,
+    a: Tensor | None,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+    router_eps: float,
+    router_least_sum: float,
+    router_scale: float,
+    router_aux_coefficient: float,
+    router_z_coefficient: float,
+    router_sequences: int,
+    plan_capacity: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    reference.check_backward_3(dy, split_sizes, row_slot, slot_row, a)
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    return dfc2_weight, dfc2_bias
+
+
+def _backward_3_flops(dy: Tensor, a: Tensor | None, need_dfc2_weight: bool) -> int:
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    return 2 * 8 * T * H * F if need_dfc2_weight else 0
+
+
+_backward_3 = _library.register(
+    "routed_moe_layer__bf16",
+    "backward_3",
+    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? a, "
+    "bool need_dfc2_weight, bool need_dfc2_bias, float router_eps, float router_least_sum, "
+    "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
+    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?)",
+    fake=_backward_3_fake,
+    check=reference.check_backward_3,
+    tensors=5,
+    mutated=0,
+    reference=reference.backward_3,
+    flops=_backward_3_flops,
 )
 
 
@@ -384,32 +427,42 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = None
-    dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
-        dy,
-        split_sizes,
-        row_slot,
-        slot_row,
-        row_probs,
-        h,
-        fc2_weight,
-        need_dx,
-        need_drouter_weight,
-        need_dfc1_weight,
-        need_dfc2_weight,
-        need_drouter_bias,
-        need_dfc1_bias,
-        need_dfc2_bias,
-        router_eps,
-        router_least_sum,
-        router_scale,
-        router_aux_coefficient,
-        router_z_coefficient,
-        router_sequences,
-        plan_capacity,
-    )
-    del row_probs, h, fc2_weight
-    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
+    dh = drow_probs = a = dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = (
+        dfc2_weight
+    ) = dfc2_bias = None
+    if (
+        need_dx
+        or need_drouter_weight
+        or need_dfc1_weight
+        or need_drouter_bias
+        or need_dfc1_bias
+        or need_dfc2_weight
+    ):
+        dh, drow_probs, a = _backward_1(
+            dy,
+            split_sizes,
+            row_slot,
+            slot_row,
+            row_probs,
+            h,
+            fc2_weight,
+            need_dx,
+            need_drouter_weight,
+            need_dfc1_weight,
+            need_dfc2_weight,
+            need_drouter_bias,
+            need_dfc1_bias,
+            need_dfc2_bias,
+            router_eps,
+            router_least_sum,
+            router_scale,
+            router_aux_coefficient,
+            router_z_coefficient,
+            router_sequences,
+            plan_capacity,
+        )
+        del row_probs, h, fc2_weight
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_bias or need_dfc1_weight:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -431,6 +484,24 @@ def _backward(
             need_dfc1_weight,
             need_drouter_bias,
             need_dfc1_bias,
+            router_eps,
+            router_least_sum,
+            router_scale,
+            router_aux_coefficient,
+            router_z_coefficient,
+            router_sequences,
+            plan_capacity,
+        )
+        del x, all_counts, router_weight, router_logits, ids, counts, fc1_weight, drow_probs, dh
+    if need_dfc2_bias or need_dfc2_weight:
+        dfc2_weight, dfc2_bias = _backward_3(
+            dy,
+            split_sizes,
+            row_slot,
+            slot_row,
+            a,
+            need_dfc2_weight,
+            need_dfc2_bias,
             router_eps,
             router_least_sum,
             router_scale,
@@ -1051,11 +1122,10 @@ buffers
   row_slot                [8 * T]; int32; 4 8 T bytes; kept for the backward
   slot_row                [T, 8]; int32; 4 8 T bytes; kept for the backward
   row_probs               [8 * T]; float32; 4 8 T bytes; kept for the backward
-  rows                    [8 * T, H]; io; 2 8 T H bytes; workspace
   fc1_weight              [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
   fc1_bias                [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
   h                       [8 * T, 2 * F]; io; 2 8 T 2 F bytes; kept for the backward
-  a                       [8 * T, F]; io; 2 8 T F bytes; workspace
+  a                       [8 * T, F]; io; 2 8 T F bytes; between ops
   fc2_weight              [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   experts                 [8 * T, H]; io; 2 8 T H bytes; workspace
@@ -1094,63 +1164,65 @@ forward (x, router_weight, fc1_weight, fc2_weight, choice_bias, all_counts, rout
      routing_plan; 12 8 T + 16 E + 4 min(ceildiv(8 T, 2048), 256) E bytes
   4. take: probs, row_slot -> row_probs
      take; 12 8 T bytes
-  5. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes
-  6. grouped_gemm_pointwise fprop: rows, fc1_weight, split_sizes, fc1_bias, row_probs -> a, h  (y =
-     gate * sigmoid(gate) * up * scales)
-     gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward; 2 8 T 2 F H + 27 8 T F flop;
-     2 8 T H + 2 E 2 F H + 8 E + 2 E 2 F + 4 8 T + 2 8 T F + 2 8 T 2 F bytes;
+  5. gathered_gemm_pointwise fprop: x, fc1_weight, split_sizes, fc1_bias, row_probs, row_slot,
+     slot_row -> a, h  (y = gate * sigmoid(gate) * up * scales)
+     gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward;
+     2 8 T 2 F H + 27 8 T F flop;
+     2 T H + 2 E 2 F H + 8 E + 2 E 2 F + 12 8 T + 2 8 T F + 2 8 T 2 F bytes;
      rule grouped_linear_bias_scaled_activation
-  7. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
+  6. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
      gemm_sm90_fprop; 2 8 T H F flop; 2 8 T F + 2 E H F + 8 E + 2 E H + 2 8 T H bytes
-  8. combine_rows: experts, slot_row -> y
+  7. combine_rows: experts, slot_row -> y
      combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs
-  1. gather_rows: dy, row_slot, slot_row -> dexperts
-     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes
-  2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes;
-     if need_dfc2_weight
-  3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-     gemm_sm90_wgrad; 2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-     gemm_sm90_dgrad; 2 8 T H F flop; 2 8 T H + 2 E H F + 8 E + 2 8 T F bytes;
+backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dh, drow_probs, a, if
+    need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias or
+    need_dfc2_weight
+  1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
+     gemm_gather_sm90_dgrad_gathered_a; 2 8 T H F flop;
+     2 T H + 2 E H F + 8 E + 8 8 T + 2 8 T F bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  5. group_sum: dexperts, split_sizes -> dfc2_bias
-     group_sum; 8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
-  6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
+  2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
      pointwise_scaled_swiglu_backward; 38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
      if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
+  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_forward; 27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes;
+     if need_dfc2_weight
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
     split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
     drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
-    need_dfc1_weight or need_dfc1_bias
+    need_dfc1_bias or need_dfc1_weight
   1. take: drow_probs, slot_row -> dprobs
      take; 12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     gemm_sm90_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  3. combine_rows: drows, slot_row -> dx_partial_1
+     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
+  4. group_sum: dh, split_sizes -> dfc1_bias
+     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
+  5. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      route_grad; 9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
-  3. gather_rows: x, row_slot, slot_row -> rows
-     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
-  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     gemm_sm90_wgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes;
-     if need_dfc1_weight
-  5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     gemm_sm90_dgrad; 2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  6. group_sum: dh, split_sizes -> dfc1_bias
-     group_sum; 8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  7. combine_rows: drows, slot_row -> dx_partial_1
-     combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a + b)
+  6. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a + b)
      gemm_sm90_dgrad_binary_pointwise_add_2_of_b; 2 T E H + T H flop; 2 T E + 2 E H + 4 T H bytes;
      if need_dx; rule linear_add
-  9. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  7. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
      gemm_sm90_wgrad; 2 T E H flop; 2 T E + 2 T H + 2 E H bytes; if need_drouter_weight
-  10. column_sum: router_rounded_dlogits -> drouter_bias
+  8. column_sum: router_rounded_dlogits -> drouter_bias
      group_sum; T E flop; 2 T E + 2 E bytes; if need_drouter_bias
+  9. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
+     gemm_gather_sm90_wgrad_gathered_b; 2 8 T 2 F H flop;
+     2 8 T 2 F + 2 T H + 8 E + 8 8 T + 2 E 2 F H bytes; if need_dfc1_weight
+backward_3 (dy, split_sizes, row_slot, slot_row, a) -> dfc2_weight, dfc2_bias, if need_dfc2_bias or
+    need_dfc2_weight
+  1. gather_rows: dy, row_slot, slot_row -> dexperts
+     gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc2_bias
+  2. group_sum: dexperts, split_sizes -> dfc2_bias
+     group_sum; 8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
+  3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+     gemm_gather_sm90_wgrad_gathered_a; 2 8 T H F flop;
+     2 T H + 2 8 T F + 8 E + 8 8 T + 2 E H F bytes; if need_dfc2_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x              2 T H bytes;
@@ -1177,8 +1249,8 @@ saved for the backward, each only if a gradient that needs it is asked for
       parameters included
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 6.61 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 10.7 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 5.53 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop_fp32
@@ -1233,15 +1305,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: the only one
   route_grad
     always: the only one
-  gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward
-    groups == 1 and tokens >= 512: least of
-      cooperative_128x256x64_2x1: 5290 + waves * (1271 + 10818 * k / 1024) ns; 256 x 256 on 2 SMs
-      pingpong_128x128x64_2x1: 5797 + waves * (150 + 5703 * k / 1024) ns; 256 x 128 on 2 SMs
-      pingpong_128x192x64_2x1: 6286 + waves * (0 + 8289 * k / 1024) ns; 256 x 192 on 2 SMs
-    rows < 6144: pingpong_128x128x64_2x1
-    k >= 6144: cooperative_128x256x64_2x1
-    columns >= 1280: pingpong_128x192x64_2x1
-    always: pingpong_128x128x64_2x1
   gemm_sm90_dgrad_binary_pointwise_add_2_of_b
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x64_2x1: 4341 + waves * (1351 + 10784 * k / 1024) ns; 256 x 256 on 2 SMs
@@ -1249,4 +1312,17 @@ kernels, first rule that holds (io is bfloat16 or float16)
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
+  gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward
+    rows < 6144: pingpong_128x128x64_2x1
+    columns >= 1280: pingpong_128x192x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_dgrad_gathered_a
+    rows < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_wgrad_gathered_a
+    tokens < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
+  gemm_gather_sm90_wgrad_gathered_b
+    tokens < 6144: pingpong_128x128x64_2x1
+    always: cooperative_128x256x64_2x1
 """

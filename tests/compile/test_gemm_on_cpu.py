@@ -23,7 +23,11 @@ from sim.without_ptx import headers_on_cpu
 from fusegen.families.wgmma import LIMITS
 
 FAMILY_HEADER = "hopper.h"
-FIRST_HEADERS = ("gemm/gemm_decoded.sm90.cuh", "gemm/launch_fp8.sm90.cuh")
+FIRST_HEADERS = (
+    "gemm/gemm_decoded.sm90.cuh",
+    "gemm/gemm_gather.sm90.cuh",
+    "gemm/launch_fp8.sm90.cuh",
+)
 
 
 class Family(Enum):

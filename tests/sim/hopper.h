@@ -5,6 +5,7 @@
 #include "problems.h"
 
 #include "fusegen/gemm/gemm_decoded.sm90.cuh"
+#include "fusegen/gemm/gemm_gather.sm90.cuh"
 #include "fusegen/gemm/launch_fp8.sm90.cuh"
 
 namespace sim {
@@ -17,14 +18,20 @@ void run_hopper(const Case& in) {
   });
 }
 
+// The arguments have the slots of rows behind those of the GEMM.
 template <Gemm kind, Store store, Gather gather, class Config>
 void run_gathered_hopper(const Case& in) {
+  Tokens tokens(in.tokens, gather == Gather::b || kind == Gemm::fprop ? in.k : in.n);
   run_16_bits<kind, store, gather>(
-      in, unscaled, unscaled, [](const GemmArguments& arguments, auto as) {
+      in, unscaled, unscaled,
+      [&](const GemmArguments& arguments, auto as) {
         Stream stream;
-        return fusegen::launch_gemm<kind, Result, Config, as.kStore, gather>(arguments, stream,
-                                                                            as.change);
-      });
+        const fusegen::GatheredGemmArguments gathered{arguments, tokens.row_slot.data(),
+                                                      Tokens::kChoices};
+        return fusegen::launch_gathered_gemm<kind, Result, Config, as.kStore, gather>(
+            gathered, stream, as.change);
+      },
+      &tokens);
 }
 
 template <Gemm kind, Store store, bool amaxes, class Config>

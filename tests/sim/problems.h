@@ -14,6 +14,7 @@
 
 #include "device.h"
 #include "epilogues.h"
+#include "fusegen/gemm/gathered.h"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/launch/stream.h"
 #include "fusegen/sink/stored.cuh"
@@ -394,19 +395,16 @@ struct Tokens {
     if (slot < 0 || slot >= row_slot.count()) return 0;
     return __bfloat162float(x[slot / kChoices * columns + index % columns]);
   }
-
-  fusegen::GatherArguments arguments() { return {row_slot.data(), kChoices}; }
 };
 
 // `launch` takes the arguments, and how the kernel stores; results come out times row_factor(group, row) and
-// column_factor(group, column).
+// column_factor(group, column). `tokens` are those of an operand that is gathered.
 template <Gemm kind, Store store, Gather gather = Gather::none, class RowFactor, class ColumnFactor,
           class Launch>
-void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch) {
+void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch,
+                 Tokens* tokens = nullptr) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
-  const bool has_x = gather == Gather::b || problem.fprop();
-  Tokens tokens(gather == Gather::none ? 0 : in.tokens, has_x ? in.k : in.n);
   Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Element(kNan));
   Buffer<Element> b(problem.wgrad() ? in.tokens * in.k : problem.weights(), Element(kNan));
   const auto draw = [](Element& value) {
@@ -417,19 +415,15 @@ void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_facto
   for (int64_t g = 0; g < in.groups(); ++g) {
     operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
       const int64_t at = problem.plain_a(g, row, k);
-      return (gather == Gather::a ? tokens.at(at) : draw(a[at])) * row_factor(g, row);
+      return (gather == Gather::a ? tokens->at(at) : draw(a[at])) * row_factor(g, row);
     });
     operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
       const int64_t at = problem.plain_b(g, column, k);
-      return (gather == Gather::b ? tokens.at(at) : draw(b[at])) * column_factor(g, column);
+      return (gather == Gather::b ? tokens->at(at) : draw(b[at])) * column_factor(g, column);
     });
   }
-  const auto gathering = [&](GemmArguments arguments, auto as) {
-    if (gather != Gather::none) arguments.rows = tokens.arguments();
-    return launch(arguments, as);
-  };
-  run_and_check<store>(problem, operands, gather == Gather::a ? tokens.x.data() : a.data(),
-                       gather == Gather::b ? tokens.x.data() : b.data(), gathering);
+  run_and_check<store>(problem, operands, gather == Gather::a ? tokens->x.data() : a.data(),
+                       gather == Gather::b ? tokens->x.data() : b.data(), launch);
 }
 
 inline double unscaled(int64_t, int64_t) { return 1.0; }

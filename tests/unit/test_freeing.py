@@ -125,12 +125,22 @@ def test_a_function_empties_what_it_is_handed() -> None:
 
 def test_gradients_of_rows_never_lie_beside_gathered_rows() -> None:
     """Of T K H elements, both: the one is gone where the other is made."""
-    *_, gradients, last = ops(plan_of("moe_layer__bf16"))
+    *_, gradients, last = ops(plan_of("moe_layer__bf16", "sm_80"))
     (gathered,) = (i for i, s in enumerate(gradients.steps) if s.primitive == "gather_rows")
     (product,) = (i for i, s in enumerate(gradients.steps) if s.out == "drows")
     reader = max(i for i, s in enumerate(gradients.steps) if "rows" in s.reads)
     assert gathered < reader < product
     assert [each.primitive for each in last.steps] == ["combine_rows", "take"]
+
+
+def test_what_is_made_again_is_made_before_a_cut() -> None:
+    """The activation reads h, which goes with the op that has the gradient of it."""
+    first, *others = ops(plan_of("moe_layer__bf16"))
+    assert [step.primitive for step in first.steps if "h" in step.reads] == [
+        "pointwise_grad",
+        "pointwise",
+    ]
+    assert all("h" not in step.reads for call in others for step in call.steps)
 
 
 CELLS = ("moe_layer__bf16", "moe_layer__nvfp4", "routed_moe_layer__bf16", "norm_mlp_swiglu__bf16")

@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 //      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:6b5669bf3f01fd86
+// checksum sha256:0529567492a70918
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -137,8 +137,7 @@ std::tuple<Tensor, std::optional<Tensor>> forward(
   return {y, h};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     std::optional<Tensor> probs,
@@ -149,7 +148,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc2_weight,
     bool need_dprobs,
     bool need_dfc1_bias,
-    bool need_dfc2_bias) {
+    bool /*need_dfc2_bias*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
@@ -188,25 +187,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T, 2 * F}, io, dy);
-  const std::array<Lifetime, 2> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 5},  // da
-      {need_dfc2_weight ? padded(2 * T * F) : kUnwanted, 2, 3},  // a
+  std::optional<Tensor> a;
+  if (need_dfc2_weight) a = empty({T, F}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_da ? padded(2 * T * F) : kUnwanted, 1, 2},  // da
   }};
   const std::array regions{
-      region(dfc2_bias, /*before=*/4),
-      region(dh, /*before=*/5),
+      region(a, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
   void* const da = workspace[0];
-  void* const a = workspace[1];
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
   if (need_da) {
@@ -226,52 +220,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*b=*/pointer(a),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc2_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 4. group_sum: dy, split_sizes -> dfc2_bias
-  if (need_dfc2_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*out=*/writable(dfc2_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-              },
-              stream));
-  }
-  // 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+  // 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
   if (need_da) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
@@ -285,7 +234,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dfc2_weight, dprobs, dfc2_bias, dh};
+  // 3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dfc2_weight) {
+    check(kCell,
+          pointwise_scaled_swiglu_forward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
+                  /*results=*/{writable(a)},
+                  /*scalars=*/{},
+                  /*rows=*/T,
+                  /*columns=*/F,
+              },
+              stream));
+  }
+  return {dprobs, dh, a};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
@@ -395,10 +357,82 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   return {dx, dfc1_weight, dfc1_bias};
 }
 
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    std::optional<Tensor> a,
+    bool need_dfc2_weight,
+    bool need_dfc2_bias) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "a", given(a), "dy", dy);
+  check_same_dtype(kCell, "a", given(a), "dy", dy);
+  check_rank(kCell, "a", given(a), 2, true, "[T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a ? extent(*a, -1) : 0;
+  check_size(kCell, "a", given(a), -2, T, "T (tokens)");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto a_dense = dense(a);
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+
+  // 1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_sm90_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dy_dense),
+                  /*b=*/pointer(a_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc2_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T,
+                  /*groups=*/E,
+                  /*n=*/H,
+                  /*k=*/F,
+                  sms,
+              },
+              stream));
+  }
+  // 2. group_sum: dy, split_sizes -> dfc2_bias
+  if (need_dfc2_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dy_dense),
+                  /*out=*/writable(dfc2_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T,
+                  /*groups=*/E,
+                  /*n=*/H,
+              },
+              stream));
+  }
+  return {dfc2_weight, dfc2_bias};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("grouped_mlp__bf16__recompute_activations_forward", TORCH_BOX(&forward));
   m.impl("grouped_mlp__bf16__recompute_activations_backward_1", TORCH_BOX(&backward_1));
   m.impl("grouped_mlp__bf16__recompute_activations_backward_2", TORCH_BOX(&backward_2));
+  m.impl("grouped_mlp__bf16__recompute_activations_backward_3", TORCH_BOX(&backward_3));
 }

@@ -4,16 +4,18 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:e2f635fd9667f2c2
+// checksum sha256:0ea32394452793fe
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
 #include "dispatch/combine_rows.h"
 #include "dispatch/gather_rows.h"
+#include "dispatch/gemm_gather_sm90_dgrad_gathered_a.h"
+#include "dispatch/gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward.h"
+#include "dispatch/gemm_gather_sm90_wgrad_gathered_a.h"
+#include "dispatch/gemm_gather_sm90_wgrad_gathered_b.h"
 #include "dispatch/gemm_sm90_dgrad.h"
 #include "dispatch/gemm_sm90_fprop.h"
-#include "dispatch/gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward.h"
-#include "dispatch/gemm_sm90_wgrad.h"
 #include "dispatch/group_sum.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
 #include "dispatch/pointwise_scaled_swiglu_forward.h"
@@ -121,30 +123,28 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   if (keep_row_probs) row_probs_kept = empty({T * K}, ScalarType::Float, x);
   std::optional<Tensor> h;
   if (keep_row_probs) h = empty({T * K, 2 * F}, io, x);
-  const std::array<Lifetime, 8> lives{{
+  const std::array<Lifetime, 7> lives{{
       {padded(4 * min(ceildiv(T * K, 2048), 256) * E), 1, 1},  // slot_row_histograms
-      {padded(2 * T * K * H), 3, 4},  // rows
-      {padded(2 * T * K * F), 4, 5},  // a
-      {padded(2 * T * K * H), 5, 6},  // experts
-      {need_any ? kUnwanted : padded(8 * E), 1, 5},  // split_sizes
+      {padded(2 * T * K * F), 3, 4},  // a
+      {padded(2 * T * K * H), 4, 5},  // experts
+      {need_any ? kUnwanted : padded(8 * E), 1, 4},  // split_sizes
       {need_any ? kUnwanted : padded(4 * T * K), 1, 3},  // row_slot
-      {need_any ? kUnwanted : padded(4 * T * K), 1, 6},  // slot_row
-      {keep_row_probs ? kUnwanted : padded(4 * T * K), 2, 4},  // row_probs
+      {need_any ? kUnwanted : padded(4 * T * K), 1, 5},  // slot_row
+      {keep_row_probs ? kUnwanted : padded(4 * T * K), 2, 3},  // row_probs
   }};
   const std::array regions{
       region(row_probs_kept, /*before=*/2),
-      region(h, /*before=*/4),
-      region(y, /*before=*/6),
+      region(h, /*before=*/3),
+      region(y, /*before=*/5),
   };
   const Workspace workspace(lives, x, regions);
   void* const slot_row_histograms = workspace[0];
-  void* const rows = workspace[1];
-  void* const a = workspace[2];
-  void* const experts = workspace[3];
-  void* const split_sizes = need_any ? writable(split_sizes_kept) : workspace[4];
-  void* const row_slot = need_any ? writable(row_slot_kept) : workspace[5];
-  void* const slot_row = need_any ? writable(slot_row_kept) : workspace[6];
-  void* const row_probs = keep_row_probs ? writable(row_probs_kept) : workspace[7];
+  void* const a = workspace[1];
+  void* const experts = workspace[2];
+  void* const split_sizes = need_any ? writable(split_sizes_kept) : workspace[3];
+  void* const row_slot = need_any ? writable(row_slot_kept) : workspace[4];
+  void* const slot_row = need_any ? writable(slot_row_kept) : workspace[5];
+  void* const row_probs = keep_row_probs ? writable(row_probs_kept) : workspace[6];
 
   // 1. routing_plan: ids, counts -> slot_row, row_slot, split_sizes, slot_row_histograms
   {
@@ -172,38 +172,21 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.sources = T * K;
     check(kCell, take(io, arguments, stream));
   }
-  // 3. gather_rows: x, row_slot, slot_row -> rows
-  {
-    GatherRowsArguments arguments{};
-    arguments.x = pointer(x_dense);
-    arguments.row_slot = pointer(row_slot);
-    arguments.slot_row = pointer(slot_row);
-    arguments.y = writable(rows);
-    arguments.tokens = T;
-    arguments.choices = K;
-    arguments.columns = H;
-    check(kCell, gather_rows(io, arguments, stream));
-  }
-  // 4. grouped_gemm_pointwise fprop: rows, fc1_weight, split_sizes, fc1_bias, row_probs -> a, h  (y
-  //    = gate * sigmoid(gate) * up * scales)
+  // 3. gathered_gemm_pointwise fprop: x, fc1_weight, split_sizes, fc1_bias, row_probs, row_slot,
+  //    slot_row -> a, h  (y = gate * sigmoid(gate) * up * scales)
   check(kCell,
-        gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward(io,
-            GemmArguments{
-                /*a=*/pointer(rows),
-                /*b=*/pointer(fc1_weight_dense),
-                /*bias=*/pointer(fc1_bias_dense),
-                /*out=*/writable(a),
-                /*group_sizes=*/integers(pointer(split_sizes)),
-                /*tokens=*/T * K,
-                /*groups=*/E,
-                /*n=*/2 * F,
-                /*k=*/H,
-                sms,
-                /*row_scales=*/nullptr,
-                /*epilogue=*/{pointer(row_probs), {}, keep_row_probs ? writable(h) : nullptr},
+        gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward(io,
+            GatheredGemmArguments{
+                {/*a=*/pointer(x_dense), /*b=*/pointer(fc1_weight_dense),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(a),
+                    /*group_sizes=*/integers(pointer(split_sizes)), /*tokens=*/T * K, /*groups=*/E,
+                    /*n=*/2 * F, /*k=*/H, sms, /*row_scales=*/nullptr,
+                    /*epilogue=*/{pointer(row_probs), {}, keep_row_probs ? writable(h) : nullptr}},
+                /*row_slot=*/pointer(row_slot),
+                /*choices=*/K,
             },
             stream));
-  // 5. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
+  // 4. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
   check(kCell,
         gemm_sm90_fprop(io,
             GemmArguments{
@@ -219,7 +202,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
                 sms,
             },
             stream));
-  // 6. combine_rows: experts, slot_row -> y
+  // 5. combine_rows: experts, slot_row -> y
   {
     CombineRowsArguments arguments{};
     arguments.y = pointer(experts);
@@ -240,6 +223,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> row_probs,
+    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
@@ -247,7 +231,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc2_weight,
     bool need_dprobs,
     bool need_dfc1_bias,
-    bool need_dfc2_bias,
+    bool /*need_dfc2_bias*/,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
@@ -264,6 +248,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "row_probs", given(row_probs), "dy", dy);
   check_dtype(kCell, "row_probs", given(row_probs), ScalarType::Float);
   check_rank(kCell, "row_probs", given(row_probs), 1, true, "[T * K]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T * K, 2 * F]");
@@ -274,10 +261,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2
+      : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
   check_size(kCell, "row_probs", given(row_probs), -1, T * K, "T * K");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T * K, "T * K");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_experts)");
@@ -295,108 +286,48 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
   const auto row_probs_dense = dense(row_probs);
+  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T * K, 2 * F}, io, dy);
-  std::optional<Tensor> drow_probs;
-  if (need_dprobs) drow_probs = empty({T * K}, ScalarType::Float, dy);
+  std::optional<Tensor> a;
+  if (need_dfc2_weight) a = empty({T * K, F}, io, dy);
   const std::array<Lifetime, 3> lives{{
-      {padded(2 * T * K * H), 1, 5},  // dexperts
-      {need_da ? padded(2 * T * K * F) : kUnwanted, 2, 6},  // da
-      {need_dfc2_weight ? padded(2 * T * K * F) : kUnwanted, 3, 4},  // a
+      {need_da ? padded(2 * T * K * F) : kUnwanted, 1, 2},  // da
+      {need_dprobs ? padded(4 * T * K) : kUnwanted, 2, 3},  // drow_probs
+      {need_dx ? padded(2 * T * K * H) : kUnwanted, 4, 5},  // drows
   }};
   const std::array regions{
-      region(dfc2_bias, /*before=*/5),
-      region(dh, /*before=*/6),
-      region(drow_probs, /*before=*/6),
+      region(dprobs, /*before=*/3),
+      region(dx, /*before=*/5),
+      region(a, /*before=*/6),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dexperts = workspace[0];
-  void* const da = workspace[1];
-  void* const a = workspace[2];
+  void* const da = workspace[0];
+  void* const drow_probs = workspace[1];
+  void* const drows = workspace[2];
 
-  // 1. gather_rows: dy, row_slot, slot_row -> dexperts
-  {
-    GatherRowsArguments arguments{};
-    arguments.x = pointer(dy_dense);
-    arguments.row_slot = pointer(row_slot_dense);
-    arguments.slot_row = pointer(slot_row_dense);
-    arguments.y = writable(dexperts);
-    arguments.tokens = T;
-    arguments.choices = K;
-    arguments.columns = H;
-    check(kCell, gather_rows(io, arguments, stream));
-  }
-  // 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  // 1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
   if (need_da) {
     check(kCell,
-          gemm_sm90_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dexperts),
-                  /*b=*/pointer(fc2_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(da),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
+          gemm_gather_sm90_dgrad_gathered_a(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
+                      /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                      /*tokens=*/T * K, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/K,
               },
               stream));
   }
-  // 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/T * K,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dexperts),
-                  /*b=*/pointer(a),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc2_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 5. group_sum: dexperts, split_sizes -> dfc2_bias
-  if (need_dfc2_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dexperts),
-                  /*out=*/writable(dfc2_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/H,
-              },
-              stream));
-  }
-  // 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
+  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
   if (need_da) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
@@ -410,18 +341,72 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dfc2_weight, dfc2_bias, dh, drow_probs};
+  // 3. take: drow_probs, slot_row -> dprobs
+  if (need_dprobs) {
+    {
+      TakeArguments arguments{};
+      arguments.from = floats(pointer(drow_probs));
+      arguments.index = pointer(slot_row_dense);
+      arguments.out = floats(writable(dprobs));
+      arguments.elements = T * K;
+      arguments.sources = T * K;
+      check(kCell, take(io, arguments, stream));
+    }
+  }
+  // 4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  if (need_dx) {
+    check(kCell,
+          gemm_sm90_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh),
+                  /*b=*/pointer(fc1_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(drows),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 5. combine_rows: drows, slot_row -> dx
+  if (need_dx) {
+    {
+      CombineRowsArguments arguments{};
+      arguments.y = pointer(drows);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.x = writable(dx);
+      arguments.tokens = T;
+      arguments.choices = K;
+      arguments.columns = H;
+      check(kCell, combine_rows(io, arguments, stream));
+    }
+  }
+  // 6. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dfc2_weight) {
+    check(kCell,
+          pointwise_scaled_swiglu_forward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
+                  /*results=*/{writable(a)},
+                  /*scalars=*/{},
+                  /*rows=*/T * K,
+                  /*columns=*/F,
+              },
+              stream));
+  }
+  return {dx, dprobs, dh, a};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
-    std::optional<Tensor> fc1_weight,
     Tensor dh,
-    bool need_dx,
     bool need_dfc1_weight,
     bool need_dfc1_bias,
     int64_t /*plan_capacity*/) {
@@ -440,9 +425,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "slot_row", given(slot_row), "dy", dy);
   check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
   check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, K]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "dh", given(dh), "dy", dy);
   check_same_dtype(kCell, "dh", given(dh), "dy", dy);
   check_rank(kCell, "dh", given(dh), 2, true, "[T * K, 2 * F]");
@@ -455,9 +437,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "dh", given(dh), -2, T * K, "T * K");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
@@ -472,75 +451,28 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const auto split_sizes_dense = dense(split_sizes);
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto dh_dense = dense(dh);
   std::optional<Tensor> dfc1_weight;
   if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  std::optional<Tensor> drows;
-  if (need_dx) drows = empty({T * K, H}, io, dy);
-  const std::array<Lifetime, 1> lives{{
-      {need_dfc1_weight ? padded(2 * T * K * H) : kUnwanted, 1, 2},  // rows
-  }};
-  const std::array regions{
-      region(drows, /*before=*/3),
-      region(dfc1_bias, /*before=*/4),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const rows = workspace[0];
 
-  // 1. gather_rows: x, row_slot, slot_row -> rows
-  if (need_dfc1_weight) {
-    {
-      GatherRowsArguments arguments{};
-      arguments.x = pointer(x_dense);
-      arguments.row_slot = pointer(row_slot_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.y = writable(rows);
-      arguments.tokens = T;
-      arguments.choices = K;
-      arguments.columns = H;
-      check(kCell, gather_rows(io, arguments, stream));
-    }
-  }
-  // 2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+  // 1. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(rows),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
+          gemm_gather_sm90_wgrad_gathered_b(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dh_dense), /*b=*/pointer(x_dense), /*bias=*/nullptr,
+                      /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T * K,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/K,
               },
               stream));
   }
-  // 3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-  if (need_dx) {
-    check(kCell,
-          gemm_sm90_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(fc1_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(drows),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 4. group_sum: dh, split_sizes -> dfc1_bias
+  // 2. group_sum: dh, split_sizes -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
@@ -554,76 +486,111 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  return {dfc1_weight, dfc1_bias, drows};
+  return {dfc1_weight, dfc1_bias};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
     Tensor dy,
+    Tensor split_sizes,
+    Tensor row_slot,
     Tensor slot_row,
-    std::optional<Tensor> drows,
-    std::optional<Tensor> drow_probs,
-    bool need_dx,
-    bool need_dprobs,
+    std::optional<Tensor> a,
+    bool need_dfc2_weight,
+    bool need_dfc2_bias,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "row_slot", given(row_slot), "dy", dy);
+  check_dtype(kCell, "row_slot", given(row_slot), ScalarType::Int);
+  check_rank(kCell, "row_slot", given(row_slot), 1, true, "[T * K]");
   check_device(kCell, "slot_row", given(slot_row), "dy", dy);
   check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
   check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, K]");
-  check_device(kCell, "drows", given(drows), "dy", dy);
-  check_same_dtype(kCell, "drows", given(drows), "dy", dy);
-  check_rank(kCell, "drows", given(drows), 2, true, "[T * K, H]");
-  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
-  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
-  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
+  check_device(kCell, "a", given(a), "dy", dy);
+  check_same_dtype(kCell, "a", given(a), "dy", dy);
+  check_rank(kCell, "a", given(a), 2, true, "[T * K, F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
+  const int64_t F = a ? extent(*a, -1) : 0;
+  check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
-  check_size(kCell, "drows", given(drows), -2, T * K, "T * K");
-  check_size(kCell, "drows", given(drows), -1, H, "H (hidden)");
-  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
+  check_size(kCell, "a", given(a), -2, T * K, "T * K");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
   Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
-  const auto drows_dense = dense(drows);
-  const auto drow_probs_dense = dense(drow_probs);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
+  const auto a_dense = dense(a);
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_dfc2_bias ? padded(2 * T * K * H) : kUnwanted, 1, 2},  // dexperts
+  }};
+  const std::array regions{
+      region(dfc2_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dexperts = workspace[0];
 
-  // 1. combine_rows: drows, slot_row -> dx
-  if (need_dx) {
+  // 1. gather_rows: dy, row_slot, slot_row -> dexperts
+  if (need_dfc2_bias) {
     {
-      CombineRowsArguments arguments{};
-      arguments.y = pointer(drows_dense);
+      GatherRowsArguments arguments{};
+      arguments.x = pointer(dy_dense);
+      arguments.row_slot = pointer(row_slot_dense);
       arguments.slot_row = pointer(slot_row_dense);
-      arguments.x = writable(dx);
+      arguments.y = writable(dexperts);
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
-      check(kCell, combine_rows(io, arguments, stream));
+      check(kCell, gather_rows(io, arguments, stream));
     }
   }
-  // 2. take: drow_probs, slot_row -> dprobs
-  if (need_dprobs) {
-    {
-      TakeArguments arguments{};
-      arguments.from = floats(pointer(drow_probs_dense));
-      arguments.index = pointer(slot_row_dense);
-      arguments.out = floats(writable(dprobs));
-      arguments.elements = T * K;
-      arguments.sources = T * K;
-      check(kCell, take(io, arguments, stream));
-    }
+  // 2. group_sum: dexperts, split_sizes -> dfc2_bias
+  if (need_dfc2_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dexperts),
+                  /*out=*/writable(dfc2_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/H,
+              },
+              stream));
   }
-  return {dx, dprobs};
+  // 3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_gather_sm90_wgrad_gathered_a(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dy_dense), /*b=*/pointer(a_dense), /*bias=*/nullptr,
+                      /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/T * K,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/K,
+              },
+              stream));
+  }
+  return {dfc2_weight, dfc2_bias};
 }
 
 }  // namespace

@@ -4,17 +4,20 @@
 //      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:f2493ec5822371af
+// checksum sha256:a2f376ccfcec0dab
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
 #include "dispatch/combine_rows.h"
 #include "dispatch/gather_rows.h"
+#include "dispatch/gemm_gather_sm90_dgrad_gathered_a.h"
+#include "dispatch/gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward.h"
+#include "dispatch/gemm_gather_sm90_wgrad_gathered_a.h"
+#include "dispatch/gemm_gather_sm90_wgrad_gathered_b.h"
 #include "dispatch/gemm_sm90_dgrad.h"
 #include "dispatch/gemm_sm90_dgrad_binary_pointwise_add_2_of_b.h"
 #include "dispatch/gemm_sm90_fprop.h"
 #include "dispatch/gemm_sm90_fprop_fp32.h"
-#include "dispatch/gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_sm90_wgrad.h"
 #include "dispatch/group_sum.h"
 #include "dispatch/pointwise_scaled_swiglu_backward.h"
@@ -148,39 +151,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
   if (keep_row_probs) row_probs_kept = empty({8 * T}, ScalarType::Float, x);
   std::optional<Tensor> h;
   if (keep_row_probs) h = empty({8 * T, 2 * F}, io, x);
-  const std::array<Lifetime, 13> lives{{
+  const std::array<Lifetime, 12> lives{{
       {padded(4 * 8 * T), 2, 4},  // probs
       {padded(4 * 132 * (E + 1)), 2, 2},  // probs_sums
       {padded(4 * 132 * E), 2, 2},  // probs_chosen
       {padded(4 * min(ceildiv(8 * T, 2048), 256) * E), 3, 3},  // slot_row_histograms
-      {padded(2 * 8 * T * H), 5, 6},  // rows
-      {padded(2 * 8 * T * F), 6, 7},  // a
-      {padded(2 * 8 * T * H), 7, 8},  // experts
+      {padded(2 * 8 * T * F), 5, 6},  // a
+      {padded(2 * 8 * T * H), 6, 7},  // experts
       {keep_router_logits ? kUnwanted : padded(4 * T * E), 1, 2},  // router_logits
       {keep_router_logits ? kUnwanted : padded(4 * 8 * T), 2, 3},  // ids
-      {need_any ? kUnwanted : padded(8 * E), 3, 7},  // split_sizes
+      {need_any ? kUnwanted : padded(8 * E), 3, 6},  // split_sizes
       {need_any ? kUnwanted : padded(4 * 8 * T), 3, 5},  // row_slot
-      {need_any ? kUnwanted : padded(4 * 8 * T), 3, 8},  // slot_row
-      {keep_row_probs ? kUnwanted : padded(4 * 8 * T), 4, 6},  // row_probs
+      {need_any ? kUnwanted : padded(4 * 8 * T), 3, 7},  // slot_row
+      {keep_row_probs ? kUnwanted : padded(4 * 8 * T), 4, 5},  // row_probs
   }};
   const std::array regions{
-      region(h, /*before=*/6),
-      region(y, /*before=*/8),
+      region(h, /*before=*/5),
+      region(y, /*before=*/7),
   };
   const Workspace workspace(lives, x, regions);
   void* const probs = workspace[0];
   void* const probs_sums = workspace[1];
   void* const probs_chosen = workspace[2];
   void* const slot_row_histograms = workspace[3];
-  void* const rows = workspace[4];
-  void* const a = workspace[5];
-  void* const experts = workspace[6];
-  void* const router_logits = keep_router_logits ? writable(router_logits_kept) : workspace[7];
-  void* const ids = keep_router_logits ? writable(ids_kept) : workspace[8];
-  void* const split_sizes = need_any ? writable(split_sizes_kept) : workspace[9];
-  void* const row_slot = need_any ? writable(row_slot_kept) : workspace[10];
-  void* const slot_row = need_any ? writable(slot_row_kept) : workspace[11];
-  void* const row_probs = keep_row_probs ? writable(row_probs_kept) : workspace[12];
+  void* const a = workspace[4];
+  void* const experts = workspace[5];
+  void* const router_logits = keep_router_logits ? writable(router_logits_kept) : workspace[6];
+  void* const ids = keep_router_logits ? writable(ids_kept) : workspace[7];
+  void* const split_sizes = need_any ? writable(split_sizes_kept) : workspace[8];
+  void* const row_slot = need_any ? writable(row_slot_kept) : workspace[9];
+  void* const slot_row = need_any ? writable(slot_row_kept) : workspace[10];
+  void* const row_probs = keep_row_probs ? writable(row_probs_kept) : workspace[11];
 
   // 1. gemm fprop: x, router_weight, router_bias -> router_logits
   check(kCell,
@@ -255,38 +256,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
     arguments.sources = 8 * T;
     check(kCell, take(io, arguments, stream));
   }
-  // 5. gather_rows: x, row_slot, slot_row -> rows
-  {
-    GatherRowsArguments arguments{};
-    arguments.x = pointer(x_dense);
-    arguments.row_slot = pointer(row_slot);
-    arguments.slot_row = pointer(slot_row);
-    arguments.y = writable(rows);
-    arguments.tokens = T;
-    arguments.choices = 8;
-    arguments.columns = H;
-    check(kCell, gather_rows(io, arguments, stream));
-  }
-  // 6. grouped_gemm_pointwise fprop: rows, fc1_weight, split_sizes, fc1_bias, row_probs -> a, h  (y
-  //    = gate * sigmoid(gate) * up * scales)
+  // 5. gathered_gemm_pointwise fprop: x, fc1_weight, split_sizes, fc1_bias, row_probs, row_slot,
+  //    slot_row -> a, h  (y = gate * sigmoid(gate) * up * scales)
   check(kCell,
-        gemm_sm90_fprop_gated_aux_pointwise_scaled_swiglu_forward(io,
-            GemmArguments{
-                /*a=*/pointer(rows),
-                /*b=*/pointer(fc1_weight_dense),
-                /*bias=*/pointer(fc1_bias_dense),
-                /*out=*/writable(a),
-                /*group_sizes=*/integers(pointer(split_sizes)),
-                /*tokens=*/8 * T,
-                /*groups=*/E,
-                /*n=*/2 * F,
-                /*k=*/H,
-                sms,
-                /*row_scales=*/nullptr,
-                /*epilogue=*/{pointer(row_probs), {}, keep_row_probs ? writable(h) : nullptr},
+        gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward(io,
+            GatheredGemmArguments{
+                {/*a=*/pointer(x_dense), /*b=*/pointer(fc1_weight_dense),
+                    /*bias=*/pointer(fc1_bias_dense), /*out=*/writable(a),
+                    /*group_sizes=*/integers(pointer(split_sizes)), /*tokens=*/8 * T, /*groups=*/E,
+                    /*n=*/2 * F, /*k=*/H, sms, /*row_scales=*/nullptr,
+                    /*epilogue=*/{pointer(row_probs), {}, keep_row_probs ? writable(h) : nullptr}},
+                /*row_slot=*/pointer(row_slot),
+                /*choices=*/8,
             },
             stream));
-  // 7. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
+  // 6. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
   check(kCell,
         gemm_sm90_fprop(io,
             GemmArguments{
@@ -302,7 +286,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
                 sms,
             },
             stream));
-  // 8. combine_rows: experts, slot_row -> y
+  // 7. combine_rows: experts, slot_row -> y
   {
     CombineRowsArguments arguments{};
     arguments.y = pointer(experts);
@@ -317,8 +301,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
       row_slot_kept, slot_row_kept, row_probs_kept, h};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     Tensor row_slot,
@@ -332,7 +315,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc2_weight,
     bool need_drouter_bias,
     bool need_dfc1_bias,
-    bool need_dfc2_bias,
+    bool /*need_dfc2_bias*/,
     double /*router_eps*/,
     double /*router_least_sum*/,
     double /*router_scale*/,
@@ -390,105 +373,37 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto fc2_weight_dense = dense(fc2_weight);
   const bool need_da = need_dx || need_drouter_weight || need_dfc1_weight || need_drouter_bias
       || need_dfc1_bias;
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({8 * T, 2 * F}, io, dy);
   std::optional<Tensor> drow_probs;
   if (need_dx || need_drouter_weight || need_drouter_bias) drow_probs =
       empty({8 * T}, ScalarType::Float, dy);
-  const std::array<Lifetime, 3> lives{{
-      {padded(2 * 8 * T * H), 1, 5},  // dexperts
-      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 2, 3},  // a
-      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 4, 6},  // da
+  std::optional<Tensor> a;
+  if (need_dfc2_weight) a = empty({8 * T, F}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 1, 2},  // da
   }};
   const std::array regions{
-      region(dfc2_bias, /*before=*/5),
-      region(dh, /*before=*/6),
+      region(a, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const dexperts = workspace[0];
-  void* const a = workspace[1];
-  void* const da = workspace[2];
+  void* const da = workspace[0];
 
-  // 1. gather_rows: dy, row_slot, slot_row -> dexperts
-  {
-    GatherRowsArguments arguments{};
-    arguments.x = pointer(dy_dense);
-    arguments.row_slot = pointer(row_slot_dense);
-    arguments.slot_row = pointer(slot_row_dense);
-    arguments.y = writable(dexperts);
-    arguments.tokens = T;
-    arguments.choices = 8;
-    arguments.columns = H;
-    check(kCell, gather_rows(io, arguments, stream));
-  }
-  // 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/8 * T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dexperts),
-                  /*b=*/pointer(a),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc2_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  // 1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
   if (need_da) {
     check(kCell,
-          gemm_sm90_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dexperts),
-                  /*b=*/pointer(fc2_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(da),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
+          gemm_gather_sm90_dgrad_gathered_a(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
+                      /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                      /*tokens=*/8 * T, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/8,
               },
               stream));
   }
-  // 5. group_sum: dexperts, split_sizes -> dfc2_bias
-  if (need_dfc2_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dexperts),
-                  /*out=*/writable(dfc2_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/H,
-              },
-              stream));
-  }
-  // 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
+  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
   if (need_da) {
     check(kCell,
           pointwise_scaled_swiglu_backward(io,
@@ -502,7 +417,20 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dfc2_weight, dfc2_bias, dh, drow_probs};
+  // 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+  if (need_dfc2_weight) {
+    check(kCell,
+          pointwise_scaled_swiglu_forward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
+                  /*results=*/{writable(a)},
+                  /*scalars=*/{},
+                  /*rows=*/8 * T,
+                  /*columns=*/F,
+              },
+              stream));
+  }
+  return {dh, drow_probs, a};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -602,8 +530,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "drow_probs", given(drow_probs), -1, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -2, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "E (num_experts)", E, 8, "sm_90a");
 
   const DeviceGuard guard(device);
@@ -636,24 +564,23 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_drouter_bias) drouter_bias = empty({E}, io, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  const std::array<Lifetime, 5> lives{{
-      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 1, 2},  // dprobs
-      {need_dprobs ? padded(2 * T * E) : kUnwanted, 2, 10},  // router_rounded_dlogits
-      {need_dfc1_weight ? padded(2 * 8 * T * H) : kUnwanted, 3, 4},  // rows
-      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 5, 7},  // drows
-      {need_dx ? padded(2 * T * H) : kUnwanted, 7, 8},  // dx_partial_1
+  const std::array<Lifetime, 4> lives{{
+      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 1, 5},  // dprobs
+      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 2, 3},  // drows
+      {need_dx ? padded(2 * T * H) : kUnwanted, 3, 6},  // dx_partial_1
+      {need_dprobs ? padded(2 * T * E) : kUnwanted, 5, 8},  // router_rounded_dlogits
   }};
   const std::array regions{
-      region(dfc1_bias, /*before=*/6),
-      region(dx, /*before=*/8),
-      region(drouter_weight, /*before=*/9),
+      region(dfc1_bias, /*before=*/4),
+      region(dx, /*before=*/6),
+      region(drouter_weight, /*before=*/7),
+      region(dfc1_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dprobs = workspace[0];
-  void* const router_rounded_dlogits = workspace[1];
-  void* const rows = workspace[2];
-  void* const drows = workspace[3];
-  void* const dx_partial_1 = workspace[4];
+  void* const drows = workspace[1];
+  void* const dx_partial_1 = workspace[2];
+  void* const router_rounded_dlogits = workspace[3];
 
   // 1. take: drow_probs, slot_row -> dprobs
   if (need_dprobs) {
@@ -667,7 +594,52 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, take(io, arguments, stream));
     }
   }
-  // 2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  // 2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  if (need_dx) {
+    check(kCell,
+          gemm_sm90_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(fc1_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(drows),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 3. combine_rows: drows, slot_row -> dx_partial_1
+  if (need_dx) {
+    {
+      CombineRowsArguments arguments{};
+      arguments.y = pointer(drows);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.x = writable(dx_partial_1);
+      arguments.tokens = T;
+      arguments.choices = 8;
+      arguments.columns = H;
+      check(kCell, combine_rows(io, arguments, stream));
+    }
+  }
+  // 4. group_sum: dh, split_sizes -> dfc1_bias
+  if (need_dfc1_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*out=*/writable(dfc1_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+              },
+              stream));
+  }
+  // 5. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
   //    -> router_rounded_dlogits
   if (need_dprobs) {
     {
@@ -694,84 +666,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, route_grad(io, arguments, stream));
     }
   }
-  // 3. gather_rows: x, row_slot, slot_row -> rows
-  if (need_dfc1_weight) {
-    {
-      GatherRowsArguments arguments{};
-      arguments.x = pointer(x_dense);
-      arguments.row_slot = pointer(row_slot_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.y = writable(rows);
-      arguments.tokens = T;
-      arguments.choices = 8;
-      arguments.columns = H;
-      check(kCell, gather_rows(io, arguments, stream));
-    }
-  }
-  // 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_sm90_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(rows),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-  if (need_dx) {
-    check(kCell,
-          gemm_sm90_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(fc1_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(drows),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 6. group_sum: dh, split_sizes -> dfc1_bias
-  if (need_dfc1_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*out=*/writable(dfc1_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-              },
-              stream));
-  }
-  // 7. combine_rows: drows, slot_row -> dx_partial_1
-  if (need_dx) {
-    {
-      CombineRowsArguments arguments{};
-      arguments.y = pointer(drows);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.x = writable(dx_partial_1);
-      arguments.tokens = T;
-      arguments.choices = 8;
-      arguments.columns = H;
-      check(kCell, combine_rows(io, arguments, stream));
-    }
-  }
-  // 8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a +
+  // 6. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a +
   //    b)
   if (need_dx) {
     check(kCell,
@@ -792,7 +687,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 9. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  // 7. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
   if (need_drouter_weight) {
     check(kCell,
           gemm_sm90_wgrad(io,
@@ -810,7 +705,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 10. column_sum: router_rounded_dlogits -> drouter_bias
+  // 8. column_sum: router_rounded_dlogits -> drouter_bias
   if (need_drouter_bias) {
     check(kCell,
           group_sum(io,
@@ -824,7 +719,132 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
+  // 9. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_gather_sm90_wgrad_gathered_b(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dh_dense), /*b=*/pointer(x_dense), /*bias=*/nullptr,
+                      /*out=*/writable(dfc1_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/8 * T,
+                      /*groups=*/E, /*n=*/2 * F, /*k=*/H, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/8,
+              },
+              stream));
+  }
   return {dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias};
+}
+
+std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
+    Tensor dy,
+    Tensor split_sizes,
+    Tensor row_slot,
+    Tensor slot_row,
+    std::optional<Tensor> a,
+    bool need_dfc2_weight,
+    bool need_dfc2_bias,
+    double /*router_eps*/,
+    double /*router_least_sum*/,
+    double /*router_scale*/,
+    double /*router_aux_coefficient*/,
+    double /*router_z_coefficient*/,
+    int64_t /*router_sequences*/,
+    int64_t /*plan_capacity*/) {
+  const int32_t device = require_arch(kCell, "dy", dy, kArch);
+  check_io_dtype(kCell, "dy", given(dy));
+  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
+  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
+  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
+  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "row_slot", given(row_slot), "dy", dy);
+  check_dtype(kCell, "row_slot", given(row_slot), ScalarType::Int);
+  check_rank(kCell, "row_slot", given(row_slot), 1, true, "[8 * T]");
+  check_device(kCell, "slot_row", given(slot_row), "dy", dy);
+  check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
+  check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, 8]");
+  check_device(kCell, "a", given(a), "dy", dy);
+  check_same_dtype(kCell, "a", given(a), "dy", dy);
+  check_rank(kCell, "a", given(a), 2, true, "[8 * T, F]");
+  const int64_t T = extent(dy, -2);
+  const int64_t H = extent(dy, -1);
+  const int64_t E = extent(split_sizes, -1);
+  const int64_t F = a ? extent(*a, -1) : 0;
+  check_size(kCell, "row_slot", given(row_slot), -1, 8 * T, "8 * T");
+  check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
+  check_size(kCell, "slot_row", given(slot_row), -1, 8, "8");
+  check_size(kCell, "a", given(a), -2, 8 * T, "8 * T");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
+  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
+
+  const DeviceGuard guard(device);
+  use_context(kCell, device);
+  Stream stream{current_stream(kCell, device)};
+  const int sms = sm_count(kCell, device);
+  const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
+  const auto split_sizes_dense = dense(split_sizes);
+  const auto row_slot_dense = dense(row_slot);
+  const auto slot_row_dense = dense(slot_row);
+  const auto a_dense = dense(a);
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_dfc2_bias ? padded(2 * 8 * T * H) : kUnwanted, 1, 2},  // dexperts
+  }};
+  const std::array regions{
+      region(dfc2_weight, /*before=*/3),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const dexperts = workspace[0];
+
+  // 1. gather_rows: dy, row_slot, slot_row -> dexperts
+  if (need_dfc2_bias) {
+    {
+      GatherRowsArguments arguments{};
+      arguments.x = pointer(dy_dense);
+      arguments.row_slot = pointer(row_slot_dense);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.y = writable(dexperts);
+      arguments.tokens = T;
+      arguments.choices = 8;
+      arguments.columns = H;
+      check(kCell, gather_rows(io, arguments, stream));
+    }
+  }
+  // 2. group_sum: dexperts, split_sizes -> dfc2_bias
+  if (need_dfc2_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dexperts),
+                  /*out=*/writable(dfc2_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/H,
+              },
+              stream));
+  }
+  // 3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_gather_sm90_wgrad_gathered_a(io,
+              GatheredGemmArguments{
+                  {/*a=*/pointer(dy_dense), /*b=*/pointer(a_dense), /*bias=*/nullptr,
+                      /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/8 * T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                      /*epilogue=*/{nullptr}},
+                  /*row_slot=*/pointer(row_slot_dense),
+                  /*choices=*/8,
+              },
+              stream));
+  }
+  return {dfc2_weight, dfc2_bias};
 }
 
 }  // namespace
@@ -833,4 +853,5 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("routed_moe_layer__bf16_forward", TORCH_BOX(&forward));
   m.impl("routed_moe_layer__bf16_backward_1", TORCH_BOX(&backward_1));
   m.impl("routed_moe_layer__bf16_backward_2", TORCH_BOX(&backward_2));
+  m.impl("routed_moe_layer__bf16_backward_3", TORCH_BOX(&backward_3));
 }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:4c238f1571bb113a
+# checksum sha256:272d8159aa8afb2a
 """grouped_mlp__bf16__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -171,30 +171,23 @@ def backward_1(
     need_dprobs: bool,
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dprobs = dfc2_bias = dh = da = a = steps.ABSENT
+    dprobs = dh = a = da = steps.ABSENT
     need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
     # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
     if need_da:
         da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
-    # 2. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, probs)
-    # 3. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dy, a, split_sizes)
-    # 4. group_sum: dy, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dy, split_sizes)
-    # 5. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
+    # 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
     if need_da:
         dh, dprobs = _act_backward(da, h, probs)
+    # 3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    if need_dfc2_weight:
+        a = _act_forward(h, probs)
     return (
-        dfc2_weight,
         dprobs if need_dprobs else None,
-        dfc2_bias,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+        a,
     )
 
 
@@ -257,3 +250,43 @@ def backward_2(
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
     return dx, dfc1_weight, dfc1_bias
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "a", a, "dy", dy)
+    checks.same_dtype(CELL, "a", a, "dy", dy)
+    checks.rank(CELL, "a", a, 2, "[T, F]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    checks.size(CELL, "a", a, -2, T, "T (tokens)")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    a: steps.IfAsked,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dfc2_weight = dfc2_bias = steps.ABSENT
+    # 1. grouped_gemm wgrad: dy, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dy, a, split_sizes)
+    # 2. group_sum: dy, split_sizes -> dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dy, split_sizes)
+    return dfc2_weight, dfc2_bias

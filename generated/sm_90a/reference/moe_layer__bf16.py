@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:ea9fbd5402168ca5
+# checksum sha256:5fedbd3b96f5bd44
 """moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -138,10 +138,10 @@ def forward(
     slot_row, row_slot, split_sizes = routing.plan(ids=ids, counts=counts, capacity=plan_capacity)
     # 2. take: probs, row_slot -> row_probs
     row_probs = routing.take(probs, index=row_slot)
-    # 3. gather_rows: x, row_slot, slot_row -> rows
-    rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 4. grouped_gemm fprop: rows, fc1_weight, split_sizes, fc1_bias -> h
-    h = steps.grouped_gemm_fprop(rows, fc1_weight, split_sizes, add=fc1_bias)
+    # 3. gather_rows: x, row_slot, slot_row -> rows_of_a
+    rows_of_a = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 4. grouped_gemm fprop: rows_of_a, fc1_weight, split_sizes, fc1_bias -> h
+    h = steps.grouped_gemm_fprop(rows_of_a, fc1_weight, split_sizes, add=fc1_bias)
     # 5. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, row_probs)
     # 6. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
@@ -164,6 +164,7 @@ def check_backward_1(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: Tensor | None,
+    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
 ) -> None:
@@ -182,6 +183,9 @@ def check_backward_1(
     checks.device(CELL, "row_probs", row_probs, "dy", dy)
     checks.dtype(CELL, "row_probs", row_probs, torch.float32)
     checks.rank(CELL, "row_probs", row_probs, 1, "[T * K]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T * K, 2 * F]")
@@ -192,10 +196,21 @@ def check_backward_1(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    F = (
+        fc2_weight.shape[-1]
+        if fc2_weight is not None
+        else fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else h.shape[-1] // 2
+        if h is not None
+        else 0
+    )
     checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
     checks.size(CELL, "row_probs", row_probs, -1, T * K, "T * K")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T * K, "T * K")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_experts)")
@@ -210,6 +225,7 @@ def backward_1(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: steps.IfAsked,
+    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     need_dx: bool,
@@ -221,32 +237,31 @@ def backward_1(
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = dh = drow_probs = da = a = steps.ABSENT
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-    # 1. gather_rows: dy, row_slot, slot_row -> dexperts
-    dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-    if need_da:
-        da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
-    # 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    dx = dprobs = dh = a = dexperts_of_da = da = drow_probs = drows = steps.ABSENT
+    need_dexperts_of_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    # 1. gather_rows: dy, row_slot, slot_row -> dexperts_of_da
+    if need_dexperts_of_da:
+        dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 2. grouped_gemm dgrad: dexperts_of_da, fc2_weight, split_sizes -> da
+    if need_dexperts_of_da:
+        da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
+    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
+    #    scales)
+    if need_dexperts_of_da:
+        dh, drow_probs = _act_backward(da, h, row_probs)
+    # 4. take: drow_probs, slot_row -> dprobs
+    if need_dprobs:
+        dprobs = routing.take(drow_probs, index=slot_row)
+    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 6. combine_rows: drows, slot_row -> dx
+    if need_dx:
+        dx = routing.combine_rows(drows, slot_row=slot_row)
+    # 7. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
     if need_dfc2_weight:
         a = _act_forward(h, row_probs)
-    # 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
-    # 5. group_sum: dexperts, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dexperts, split_sizes)
-    # 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
-    #    scales)
-    if need_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
-    return (
-        dfc2_weight,
-        dfc2_bias,
-        dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
-        drow_probs if need_dprobs else None,
-    )
+    return dx, dprobs, dh if need_dx or need_dfc1_weight or need_dfc1_bias else None, a
 
 
 def check_backward_2(
@@ -255,7 +270,6 @@ def check_backward_2(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    fc1_weight: Tensor | None,
     dh: Tensor,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
@@ -273,24 +287,17 @@ def check_backward_2(
     checks.device(CELL, "slot_row", slot_row, "dy", dy)
     checks.dtype(CELL, "slot_row", slot_row, torch.int32)
     checks.rank(CELL, "slot_row", slot_row, 2, "[T, K]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "dh", dh, "dy", dy)
     checks.same_dtype(CELL, "dh", dh, "dy", dy)
     checks.rank(CELL, "dh", dh, 2, "[T * K, 2 * F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
-    E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
     F = dh.shape[-1] // 2
     checks.size(CELL, "x", x, -2, T, "T (tokens)")
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "dh", dh, -2, T * K, "T * K")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
@@ -303,73 +310,80 @@ def backward_2(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    fc1_weight: steps.IfAsked,
     dh: Tensor,
-    need_dx: bool,
     need_dfc1_weight: bool,
     need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dfc1_weight = dfc1_bias = drows = rows = steps.ABSENT
-    # 1. gather_rows: x, row_slot, slot_row -> rows
+    dfc1_weight = dfc1_bias = rows_of_dfc1_weight = steps.ABSENT
+    # 1. gather_rows: x, row_slot, slot_row -> rows_of_dfc1_weight
     if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+        rows_of_dfc1_weight = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 2. grouped_gemm wgrad: dh, rows_of_dfc1_weight, split_sizes -> dfc1_weight
     if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
-    # 3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 4. group_sum: dh, split_sizes -> dfc1_bias
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows_of_dfc1_weight, split_sizes)
+    # 3. group_sum: dh, split_sizes -> dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    return dfc1_weight, dfc1_bias, drows
+    return dfc1_weight, dfc1_bias
 
 
 def check_backward_3(
     dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
-    drows: Tensor | None,
-    drow_probs: Tensor | None,
+    a: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_3 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "row_slot", row_slot, "dy", dy)
+    checks.dtype(CELL, "row_slot", row_slot, torch.int32)
+    checks.rank(CELL, "row_slot", row_slot, 1, "[T * K]")
     checks.device(CELL, "slot_row", slot_row, "dy", dy)
     checks.dtype(CELL, "slot_row", slot_row, torch.int32)
     checks.rank(CELL, "slot_row", slot_row, 2, "[T, K]")
-    checks.device(CELL, "drows", drows, "dy", dy)
-    checks.same_dtype(CELL, "drows", drows, "dy", dy)
-    checks.rank(CELL, "drows", drows, 2, "[T * K, H]")
-    checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
-    checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
-    checks.rank(CELL, "drow_probs", drow_probs, 1, "[T * K]")
+    checks.device(CELL, "a", a, "dy", dy)
+    checks.same_dtype(CELL, "a", a, "dy", dy)
+    checks.rank(CELL, "a", a, 2, "[T * K, F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
-    checks.size(CELL, "drows", drows, -2, T * K, "T * K")
-    checks.size(CELL, "drows", drows, -1, H, "H (hidden)")
-    checks.size(CELL, "drow_probs", drow_probs, -1, T * K, "T * K")
+    checks.size(CELL, "a", a, -2, T * K, "T * K")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
 
 
 def backward_3(
     dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
-    drows: steps.IfAsked,
-    drow_probs: steps.IfAsked,
-    need_dx: bool,
-    need_dprobs: bool,
+    a: steps.IfAsked,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The backward_3 program, step by step."""
-    dx = dprobs = steps.ABSENT
-    # 1. combine_rows: drows, slot_row -> dx
-    if need_dx:
-        dx = routing.combine_rows(drows, slot_row=slot_row)
-    # 2. take: drow_probs, slot_row -> dprobs
-    if need_dprobs:
-        dprobs = routing.take(drow_probs, index=slot_row)
-    return dx, dprobs
+    dfc2_weight = dfc2_bias = dexperts = dexperts_of_dfc2_weight = steps.ABSENT
+    # 1. gather_rows: dy, row_slot, slot_row -> dexperts
+    if need_dfc2_bias:
+        dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 2. group_sum: dexperts, split_sizes -> dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dexperts, split_sizes)
+    # 3. gather_rows: dy, row_slot, slot_row -> dexperts_of_dfc2_weight
+    if need_dfc2_weight:
+        dexperts_of_dfc2_weight = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 4. grouped_gemm wgrad: dexperts_of_dfc2_weight, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dexperts_of_dfc2_weight, a, split_sizes)
+    return dfc2_weight, dfc2_bias

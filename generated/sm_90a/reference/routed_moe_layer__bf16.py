@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:649f8f8e872d0990
+# checksum sha256:2fe3328469713e6a
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -194,10 +194,10 @@ def forward(
     slot_row, row_slot, split_sizes = routing.plan(ids=ids, counts=counts, capacity=plan_capacity)
     # 4. take: probs, row_slot -> row_probs
     row_probs = routing.take(probs, index=row_slot)
-    # 5. gather_rows: x, row_slot, slot_row -> rows
-    rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 6. grouped_gemm fprop: rows, fc1_weight, split_sizes, fc1_bias -> h
-    h = steps.grouped_gemm_fprop(rows, fc1_weight, split_sizes, add=fc1_bias)
+    # 5. gather_rows: x, row_slot, slot_row -> rows_of_a
+    rows_of_a = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 6. grouped_gemm fprop: rows_of_a, fc1_weight, split_sizes, fc1_bias -> h
+    h = steps.grouped_gemm_fprop(rows_of_a, fc1_weight, split_sizes, add=fc1_bias)
     # 7. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
     a = _act_forward(h, row_probs)
     # 8. grouped_gemm fprop: a, fc2_weight, split_sizes, fc2_bias -> experts
@@ -287,35 +287,29 @@ def backward_1(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = dh = drow_probs = a = da = steps.ABSENT
-    need_da = (
+    dh = drow_probs = a = dexperts_of_da = da = steps.ABSENT
+    need_dexperts_of_da = (
         need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
     )
-    # 1. gather_rows: dy, row_slot, slot_row -> dexperts
-    dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    # 1. gather_rows: dy, row_slot, slot_row -> dexperts_of_da
+    if need_dexperts_of_da:
+        dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 2. grouped_gemm dgrad: dexperts_of_da, fc2_weight, split_sizes -> da
+    if need_dexperts_of_da:
+        da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
+    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
+    #    scales)
+    if need_dexperts_of_da:
+        dh, drow_probs = _act_backward(da, h, row_probs)
+    # 4. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
     if need_dfc2_weight:
         a = _act_forward(h, row_probs)
-    # 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
-    # 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
-    if need_da:
-        da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
-    # 5. group_sum: dexperts, split_sizes -> dfc2_bias
-    if need_dfc2_bias:
-        dfc2_bias = steps.group_sum(dexperts, split_sizes)
-    # 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
-    #    scales)
-    if need_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
     return (
-        dfc2_weight,
-        dfc2_bias,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
         drow_probs if need_dx or need_drouter_weight or need_drouter_bias else None,
+        a,
     )
 
 
@@ -410,8 +404,8 @@ def check_backward_2(
     checks.size(CELL, "drow_probs", drow_probs, -1, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -2, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "E (num_experts)", E, 8, "sm_90a")
 
 
@@ -445,14 +439,23 @@ def backward_2(
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = (
+    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = drows = dx_partial_1 = (
         router_rounded_dlogits
-    ) = rows = drows = dx_partial_1 = dx_partial_2 = steps.ABSENT
+    ) = dx_partial_2 = rows_of_dfc1_weight = steps.ABSENT
     need_dprobs = need_dx or need_drouter_weight or need_drouter_bias
     # 1. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
         dprobs = routing.take(drow_probs, index=slot_row)
-    # 2. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+    # 2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 3. combine_rows: drows, slot_row -> dx_partial_1
+    if need_dx:
+        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
+    # 4. group_sum: dh, split_sizes -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 5. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
     #    -> router_rounded_dlogits
     if need_dprobs:
         router_rounded_dlogits = router.backward(
@@ -473,31 +476,88 @@ def backward_2(
             z_coefficient=router_z_coefficient,
             sequences=router_sequences,
         )
-    # 3. gather_rows: x, row_slot, slot_row -> rows
-    if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
-    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 6. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 7. combine_rows: drows, slot_row -> dx_partial_1
-    if need_dx:
-        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
-    # 8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
+    # 6. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
     if need_dx:
         dx_partial_2 = steps.gemm_dgrad(router_rounded_dlogits, router_weight)
-    # 9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
+    # 7. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
     if need_dx:
         dx = steps.add(dx_partial_1, dx_partial_2)
-    # 10. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+    # 8. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
     if need_drouter_weight:
         drouter_weight = steps.gemm_wgrad(router_rounded_dlogits, x)
-    # 11. column_sum: router_rounded_dlogits -> drouter_bias
+    # 9. column_sum: router_rounded_dlogits -> drouter_bias
     if need_drouter_bias:
         drouter_bias = steps.column_sum(router_rounded_dlogits)
+    # 10. gather_rows: x, row_slot, slot_row -> rows_of_dfc1_weight
+    if need_dfc1_weight:
+        rows_of_dfc1_weight = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 11. grouped_gemm wgrad: dh, rows_of_dfc1_weight, split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows_of_dfc1_weight, split_sizes)
     return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias
+
+
+def check_backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
+    slot_row: Tensor,
+    a: Tensor | None,
+) -> None:
+    """Raise RuntimeError where an argument of backward_3 does not fit."""
+    checks.io_dtype(CELL, "dy", dy)
+    checks.rank(CELL, "dy", dy, 2, "[T, H]")
+    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
+    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
+    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "row_slot", row_slot, "dy", dy)
+    checks.dtype(CELL, "row_slot", row_slot, torch.int32)
+    checks.rank(CELL, "row_slot", row_slot, 1, "[8 * T]")
+    checks.device(CELL, "slot_row", slot_row, "dy", dy)
+    checks.dtype(CELL, "slot_row", slot_row, torch.int32)
+    checks.rank(CELL, "slot_row", slot_row, 2, "[T, 8]")
+    checks.device(CELL, "a", a, "dy", dy)
+    checks.same_dtype(CELL, "a", a, "dy", dy)
+    checks.rank(CELL, "a", a, 2, "[8 * T, F]")
+    T = dy.shape[-2]
+    H = dy.shape[-1]
+    F = a.shape[-1] if a is not None else 0
+    checks.size(CELL, "row_slot", row_slot, -1, 8 * T, "8 * T")
+    checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
+    checks.size(CELL, "slot_row", slot_row, -1, 8, "8")
+    checks.size(CELL, "a", a, -2, 8 * T, "8 * T")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
+    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
+
+
+def backward_3(
+    dy: Tensor,
+    split_sizes: Tensor,
+    row_slot: Tensor,
+    slot_row: Tensor,
+    a: steps.IfAsked,
+    need_dfc2_weight: bool,
+    need_dfc2_bias: bool,
+    router_eps: float,
+    router_least_sum: float,
+    router_scale: float,
+    router_aux_coefficient: float,
+    router_z_coefficient: float,
+    router_sequences: int,
+    plan_capacity: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The backward_3 program, step by step."""
+    dfc2_weight = dfc2_bias = dexperts = dexperts_of_dfc2_weight = steps.ABSENT
+    # 1. gather_rows: dy, row_slot, slot_row -> dexperts
+    if need_dfc2_bias:
+        dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 2. group_sum: dexperts, split_sizes -> dfc2_bias
+    if need_dfc2_bias:
+        dfc2_bias = steps.group_sum(dexperts, split_sizes)
+    # 3. gather_rows: dy, row_slot, slot_row -> dexperts_of_dfc2_weight
+    if need_dfc2_weight:
+        dexperts_of_dfc2_weight = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 4. grouped_gemm wgrad: dexperts_of_dfc2_weight, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dexperts_of_dfc2_weight, a, split_sizes)
+    return dfc2_weight, dfc2_bias

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:4f72ff146ee46e94
+# checksum sha256:97d28d36d34fe064
 """grouped_mlp__bf16__recompute_activations on DTensors: the ways in which its ops may be split over
 ranks.
 
@@ -39,13 +39,13 @@ OPS = (
         name="grouped_mlp__bf16__recompute_activations_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor? probs, Tensor? h, Tensor? fc2_weight, "
-            "int flags, int ways) -> (Tensor, Tensor, Tensor, Tensor)"
+            "int flags, int ways) -> (Tensor, Tensor, Tensor)"
         ),
         tensors=("dy", "split_sizes", "probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
         saved=(3,),
-        asked=(4, 8, 32, 19),
+        asked=(8, 19, 4),
         ways=(),
     ),
     Op(
@@ -59,6 +59,18 @@ OPS = (
         mutated=0,
         saved=(),
         asked=(1, 2, 4),
+        ways=(),
+    ),
+    Op(
+        name="grouped_mlp__bf16__recompute_activations_backward_3",
+        schema=(
+            "(Tensor dy, Tensor split_sizes, Tensor? a, int flags, int ways) -> (Tensor, Tensor)"
+        ),
+        tensors=("dy", "split_sizes", "a"),
+        flags=2,
+        mutated=0,
+        saved=(),
+        asked=(1, 2),
         ways=(),
     ),
 )

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/tests/test_cell.py.j2
-# checksum sha256:f7ff62887e183240
+# checksum sha256:d038d45e2fc576a9
 """Tests of grouped_mlp__bf16__recompute_activations, printed from its plan."""
 
 from __future__ import annotations
@@ -219,6 +219,7 @@ def test_opcheck(device: str) -> None:
         "grouped_mlp__bf16__recompute_activations_forward",
         "grouped_mlp__bf16__recompute_activations_backward_1",
         "grouped_mlp__bf16__recompute_activations_backward_2",
+        "grouped_mlp__bf16__recompute_activations_backward_3",
     }
     for op, arguments in ops.calls.values():
         support.opcheck(op, arguments)

@@ -23,6 +23,7 @@ from ..spec.kinds import SpecKind
 from ..spec.load import SpecSet
 from ..spec.serving import arch_of
 from ..spec.usage import UsageError, command_line, spec_named
+from ..tuning.variants import can_sweep
 from .bench import BenchError
 
 _FUSEGEN = "fusegen"
@@ -80,7 +81,7 @@ def plan(arch: str, specs: SpecSet) -> tuple[Step, ...]:
                 "generate", "--arch", arch, "--module", "grouped_mlp", "--recipe", "bf16"
             )
         )
-    families = [name for name, family in spec.kernels.items() if family.kinds]
+    families = [name for name, family in spec.kernels.items() if can_sweep(family)]
     is_part = (root / "generated" / arch / MANIFEST).is_file()
     return tuple(_steps(arch, f"{arch} whole" if is_part else arch, families))
 

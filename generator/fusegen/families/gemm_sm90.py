@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ..ir.kernel import Store
 from ..steps import gemm
-from ..steps.gathered_gemm import GATHERED_GEMMS
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
 from .wgmma import ARCH, Operands, contracts_of
 
 GEMM_SM90 = Family(
     "gemm_sm90",
-    (*GEMMS, *GATHERED_GEMMS),
+    GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
     stores=tuple(Store),

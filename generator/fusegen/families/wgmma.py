@@ -263,7 +263,7 @@ def contracts_of(multiply: str) -> tuple[Contract, ...]:
 
 
 def _tiles(config: WgmmaConfig, variant: Variant) -> WgmmaConfig:
-    """``Tiles``: rows are of the operand that is gathered, and that of the second one is columns."""
+    """``Tiles``: rows are of the operand that is gathered; the second one gives columns."""
     if gathered_slot(variant.traits) != "b":
         return config
     rows, columns, k = config.tile

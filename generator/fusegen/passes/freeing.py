@@ -8,15 +8,17 @@ and has to earn that; an order that is not the module's has to earn as much.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from operator import attrgetter
 
 from ..ir.dtypes import DType
+from ..ir.naming import need
 from ..ir.program import Program
 from ..ir.shapes import first_factor
-from ..steps import decodes
+from ..steps import decodes, is_recomputed
 from ..steps.footprint import Axes, Peaks, bytes_of, typical
 from .draft import Draft
 from .order import WORTH, order_inside, orders
@@ -25,6 +27,10 @@ MOST_CUTS, MOST_PLACES = 3, 8
 """Of a backward, and from how many places they are chosen: those where most goes."""
 LOOKED_AT = 4
 """Ways that are looked at with the steps of each op in the best order."""
+RARITY = 16
+"""What is made for few layers counts for this part of its bytes."""
+PULLED = 32
+"""Ways that are looked at with what they make again before the cuts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,11 @@ def best_way(
         freeing: whether it may be.
         ordering: whether its steps may run in another order.
     """
-    sizes = [bytes_of(draft.buffers, lengths) for lengths in _typical(draft)]
-
+    rarely = _rarely_made(draft, backward)
+    sizes = [
+        {name: size // RARITY if name in rarely else size for name, size in found.items()}
+        for found in (bytes_of(draft.buffers, lengths) for lengths in _typical(draft))
+    ]
     now = [max(_peaks(draft, backward, size).of_calls(()), 1) for size in sizes]
 
     def ways(order: Program, every: Iterable[tuple[int, ...]] | None = None) -> Iterator[_Way]:
@@ -84,9 +93,44 @@ def best_way(
     )
     few = [*islice((way for way in found if way.possible(way.cuts)), LOOKED_AT)]
     if ordering:
+        pulled = (_pulled(way, _saved(draft)) for way in islice(found, PULLED))
+        again = (way for each in pulled if each for way in ways(each[0], [each[1]]))
+        few += [replace(w, cost=w.cost + WORTH) for w in again if w.possible(w.cuts)]
         few = [next(ways(order_inside(w.backward, w.cuts, sizes), [w.cuts])) for w in few]
     best = min(few, key=attrgetter("cost"))
     return best.backward, best.cuts
+
+
+def _pulled(way: _Way, saved: frozenset[str]) -> tuple[Program, tuple[int, ...]] | None:
+    """A way whose ops make again, before a cut, what alone would keep something saved beyond it.
+
+    Orders are looked for without cuts, where what is made early is only longer there.
+
+    Returns:
+        None where that is how it is.
+    """
+    steps, cuts = [*way.backward.steps], [*way.cuts]
+    for number in range(len(cuts)):
+        behind = steps[cuts[number] :]
+        made = {name for step in behind for name in step.writes}
+        read = Counter(name for step in behind for name in step.reads)
+        for step in behind:
+            kept = any(name in saved and read[name] == 1 for name in step.reads)
+            if kept and is_recomputed(step) and made.isdisjoint(step.reads):
+                place = steps.index(step)
+                steps.insert(cuts[number], steps.pop(place))
+                cuts = [at + (number <= n and at <= place) for n, at in enumerate(cuts)]
+    if steps == [*way.backward.steps]:
+        return None
+    return replace(way.backward, steps=tuple(steps)), tuple(cuts)
+
+
+def _rarely_made(draft: Draft, backward: Program) -> frozenset[str]:
+    """What lies between steps for gradients of optional parameters alone, which most layers lack."""
+    optional = {need(leaf) for leaf, _ in draft.gradients if draft.buffers[leaf].optional}
+    steps = (step for step in backward.steps if step.when and optional.issuperset(step.when))
+    written = frozenset(name for step in steps for name in step.writes)
+    return written - {result.buffer for result in backward.results}
 
 
 def _cuts(draft: Draft, backward: Program, judges: list[_Judge]) -> Iterator[tuple[int, ...]]:

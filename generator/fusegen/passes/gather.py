@@ -16,14 +16,9 @@ from ..ir.program import Program
 from ..ir.step import Operand, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from ..steps.gathered_gemm import gathered
-from ..steps.gemm import GROUPED_GEMM
-from ..steps.gemm_pointwise import GROUPED_GEMM_POINTWISE
-from ..steps.routing import GATHER_ROWS
+from ..steps.gathered_gemm import gathered, is_gather, may_gather
 from .draft import Draft, NotPossible
 from .kernels import kernel_set
-
-_GEMMS = (GROUPED_GEMM.name, GROUPED_GEMM_POINTWISE.name)
 
 
 def gather_operands(
@@ -34,36 +29,31 @@ def gather_operands(
     Arguments, results and checks of the programs are those of the steps before.
     """
     sets: dict[str, KernelSet] = {}
-    programs: list[Program] = []
-    for program in draft.programs:
-        for gather in program.steps:
-            if gather.primitive != GATHER_ROWS.name:
-                continue
-            for gemm in (step for step in program.steps if _reads(step, gather.out)):
-                rows = replace(draft.buffers[gather.out], name=f"{gather.out}_of_{gemm.out}")
-                named = draft.with_buffers({rows.name: rows})
-                try:
-                    merged = gathered(*_apart(gather, gemm, rows.name))
-                    chosen = kernel_set(merged, named.buffers, arch, recipe)
-                except NotPossible:
-                    continue
-                draft, sets[chosen.name] = named, chosen
-                merged = replace(merged, kernels=chosen.name, alignment=chosen.row_alignment)
-                program = _with(program, gemm, merged)
+    buffers = dict(draft.buffers)
+
+    def merged(gather: Step, gemm: Step) -> Step:
+        """One step for both; the GEMM as it is where no kernel does that."""
+        rows = replace(buffers[gather.out], name=f"{gather.out}_of_{gemm.out}")
+        both = gathered(*_apart(gather, gemm, rows.name))
+        try:
+            chosen = kernel_set(both, {**buffers, rows.name: rows}, arch, recipe)
+        except NotPossible:
+            return gemm
+        sets[chosen.name], buffers[rows.name] = chosen, rows
+        return replace(both, kernels=chosen.name, alignment=chosen.row_alignment)
+
+    def gathering(program: Program) -> Program:
+        for gather in filter(is_gather, program.steps):
+            steps = tuple(
+                merged(gather, each) if may_gather(each, gather.out) else each
+                for each in program.steps
+            )
+            program = replace(program, steps=steps)
             program = replace(program, steps=tuple(_left(program, gather)))
-        programs.append(program)
-    return draft.packed(programs), tuple(sets.values())
+        return program
 
-
-def _with(program: Program, step: Step, other: Step) -> Program:
-    steps = (other if each is step else each for each in program.steps)
-    return replace(program, steps=tuple(steps))
-
-
-def _reads(step: Step, rows: str) -> bool:
-    """Whether a step is a GEMM one of whose operands, in 16 bits, are these rows."""
-    operands = [each.slot for each in step.inputs if each.buffer == rows]
-    return step.primitive in _GEMMS and not step.copies and operands in (["a"], ["b"])
+    programs = [gathering(program) for program in draft.programs]
+    return draft.with_buffers(buffers).packed(programs), tuple(sets.values())
 
 
 def _apart(gather: Step, gemm: Step, rows: str) -> tuple[Step, Step]:
@@ -89,9 +79,7 @@ def _left(program: Program, gather: Step) -> Iterator[Step]:
     asking = [each.asking(rows) for each in program.steps if rows in each.reads]
     asking += [each.when for each in program.results if each.buffer == rows]
     for step in program.steps:
-        if step is not gather:
-            yield step
-        elif () in asking:
+        if step is not gather or () in asking:
             yield step
         elif asking:
             flags = (flag for flag in program.flags if any(flag in when for when in asking))

@@ -193,8 +193,8 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     """What a step's kernels are for besides the module's own type; None where that is all."""
     store = _store_of(step, buffers)
     if not step.copies:
-        traits = gathers(step)
-        return Variant((DType.IO,), (), traits, store) if traits or store is not Store.IO else None
+        of = gathers(step)
+        return Variant((DType.IO,), (), of, store) if of or store is not Store.IO else None
     specs = [recipe.roles[copy.role] for copy in step.copies]
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))

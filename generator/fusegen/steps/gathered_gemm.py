@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir.step import Operand, Step
-from . import gemm_pointwise
+from . import gemm, gemm_pointwise
 from .definition import StepDef
 from .gemm import GROUPED_GEMM, KINDS
 from .gemm_pointwise import GROUPED_GEMM_POINTWISE
-from .launch import Field, Launch, Origin
+from .launch import Field, Launch, Origin, sizes
 from .routing import GATHER_ROWS
 
 _TRAIT = "gathered_"
@@ -29,9 +29,21 @@ def gathered_slot(traits: Iterable[str]) -> str:
 def gathers(step: Step) -> tuple[str, ...]:
     """The trait of the kernels of a step: which operand they gather; nothing of other steps."""
     first, *others = step.parts or (step,)
-    if first.primitive != GATHER_ROWS.name or not others:
+    if not is_gather(first) or not others:
         return ()
     return tuple(f"{_TRAIT}{o.slot}" for o in others[0].inputs if o.buffer == first.out)
+
+
+def is_gather(step: Step) -> bool:
+    """Whether it gives the rows of tokens, and nothing else."""
+    return step.primitive == GATHER_ROWS.name
+
+
+def may_gather(step: Step, rows: str) -> bool:
+    """Whether a step is a GEMM in groups one of whose operands, in 16 bits, are these rows."""
+    operands = [each.slot for each in step.inputs if each.buffer == rows]
+    named = step.primitive in (GROUPED_GEMM.name, GROUPED_GEMM_POINTWISE.name)
+    return named and not step.copies and operands in (["a"], ["b"])
 
 
 def gathered(gather: Step, gemm: Step) -> Step:
@@ -53,10 +65,17 @@ def gathered(gather: Step, gemm: Step) -> Step:
     )
 
 
+LAUNCH = Launch(
+    "GatheredGemmArguments",
+    "gemm/gathered.h",
+    (Field("row_slot", Origin.OPERAND, "row_slot"), *sizes("choices")),
+    base=gemm.PLAIN,
+)
+
+
 def _launch(step: Step) -> Launch:
     """That of the GEMM, and where its rows are."""
-    told = gemm_pointwise.launch(step)
-    return replace(told, fields=(*told.fields, Field("", Origin.GATHERED)))
+    return replace(LAUNCH, base=gemm_pointwise.launch(step))
 
 
 def _gathered(kind: StepDef, rows: Iterable[tuple[str, ...]]) -> StepDef:

@@ -22,7 +22,6 @@ class Origin(str, Enum):
 
     The others stand for several fields, which carry their own names: operands, results, scalars and
     extents of an EXPRESSION; what the expressions of a GEMM's result read besides it (EPILOGUE);
-    where the rows of an operand are that it gathers (GATHERED);
     the groups past which its results are zero (ROW_GROUPS); how and where a step quantises
     (QUANTIZATION); both, of the PARTS of a merged step; how many parts a step joins, and what each
     is launched with alone (EACH_PART); how the scales of a copy lie (SCALE_STRIDES), and how those
@@ -47,7 +46,6 @@ class Origin(str, Enum):
     MULTIPROCESSORS = "multiprocessors"
     EXPRESSION = "expression"
     EPILOGUE = "epilogue"
-    GATHERED = "gathered"
     ROW_GROUPS = "row_groups"
     QUANTIZATION = "quantization"
     PARTS = "parts"

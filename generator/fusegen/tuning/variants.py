@@ -20,6 +20,7 @@ from ..publish.selection import Selection
 from ..spec.arch import ArchSpec, FamilySpec, KindSpec, RuleSpec
 from ..spec.load import SpecSet
 from ..spec.usage import UsageError, known
+from ..steps.gemm import GROUPED_GEMM
 
 MODULE = "grouped_linear"
 
@@ -39,13 +40,18 @@ class Variant:
     recipes: tuple[str, ...]
 
 
+def can_sweep(family: FamilySpec) -> bool:
+    """Whether rules choose among its configurations for GEMMs that a sweep runs."""
+    return bool(family.kinds) and GROUPED_GEMM.name in family.implements
+
+
 def family_named(arch: ArchSpec, name: str) -> FamilySpec:
     """The family of a name.
 
     Raises:
         UsageError: the arch has none of it that rules choose for.
     """
-    tunable = {each: family for each, family in arch.kernels.items() if family.kinds}
+    tunable = {each: family for each, family in arch.kernels.items() if can_sweep(family)}
     if not tunable:
         raise UsageError(f"{arch.name} has no kernels that selection rules choose")
     return tunable[known("kernel family", name, tunable)]

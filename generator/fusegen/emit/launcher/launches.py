@@ -482,12 +482,6 @@ def _epilogue_fields(at: _Place) -> dict[str, str]:
     return {"epilogue": f"{{{', '.join(words)}}}"}
 
 
-def _gathered_fields(at: _Place) -> dict[str, str]:
-    """Where the rows of the operand are that a GEMM gathers."""
-    choices = at.size(dict(at.step.sizes)["choices"])
-    return {"rows": f"{{{at.operand('row_slot')}, {choices}}}"}
-
-
 _FIRST, _ROWS = "first", "rows"
 """The first row of a chunk and how many it has, as launches in a loop call them."""
 
@@ -504,7 +498,6 @@ _POINTERS = {
 _SEVERAL: Mapping[Origin, Callable[[_Place, Field], dict[str, str]]] = {
     Origin.EXPRESSION: lambda at, _: _pointwise_fields(at.step, at.reading),
     Origin.EPILOGUE: lambda at, _: _epilogue_fields(at),
-    Origin.GATHERED: lambda at, _: _gathered_fields(at),
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/gemm/gathered.h"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/limits.h"
 #include "fusegen/load/coordinates.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/tile_source/across.cuh"
 #include "fusegen/tile_source/tile_source.cuh"
 
 namespace fusegen {
@@ -90,19 +92,31 @@ struct TileTraits {
   static_assert(Config::cluster == 1 || Config::cluster == 2);
   static_assert(kStages >= 3 && kBuffers >= 1);
   static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
+
+  static constexpr Gather kGather = Gather::none;
+  static constexpr int kGatherWarps = 0;  // of the two that gather, those that fill a stage
 };
 
 template <Gemm kind, class Config>
 inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 
+// The rows of `Config` are of the operand that is gathered, its columns of the one that clusters share.
+template <class Config, Gather gather>
+using Tiles = std::conditional_t<gather == Gather::b, Transposed<Config>, Config>;
+
 // 16-bit operands.
-template <Gemm kind, class Element, class Config, Store store>
-struct Traits : TileTraits<Config, 2, kBoxesOfB<kind, Config>, store> {
+template <Gemm kind, class Element, class Config, Store store, Gather gather = Gather::none>
+struct Traits
+    : TileTraits<Tiles<Config, gather>, 2, kBoxesOfB<kind, Tiles<Config, gather>>, store> {
   static constexpr Gemm kKind = kind;
   static constexpr Store kStore = store;
-  using Walk = Walker<kind, Config>;
-  using Source = TileSource<kind, Config>;
+  static constexpr Gather kGather = gather;
+  static constexpr int kGatherWarps = gather == Gather::none ? 0 : kind == Gemm::wgrad ? 2 : 1;
+  using Walk = Walker<kind, Tiles<Config, gather>>;
+  using Source = std::conditional_t<gather == Gather::b, AcrossWalk<Tiles<Config, gather>>,
+                                    TileSource<kind, Tiles<Config, gather>>>;
   static_assert(kind == Gemm::fprop || !is_gated(store));
+  static_assert(gather != Gather::b || kind == Gemm::wgrad, "weights are not gathered");
   using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,
                                          PlainCoordinates<kind>>;
   static constexpr Major kMajorA = kind == Gemm::wgrad ? Major::MN : Major::K;

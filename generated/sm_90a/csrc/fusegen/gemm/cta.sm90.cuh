@@ -22,10 +22,10 @@ struct Control {
   // One thread, before any other one touches it.
   __device__ void init() {
     constexpr int kReadersPerStage = T::kPingpong ? T::kMathWarps / 2 : T::kMathWarps;
-    stages.init(T::kCluster * kReadersPerStage);
+    stages.init(T::kCluster * kReadersPerStage, 32 * T::kGatherWarps);
     turn[0].init(T::kMathWarps / 2);
     turn[1].init(T::kMathWarps / 2);
-    ring.init(1 + 32 * T::kMathWarps);
+    ring.init(1 + (T::kGatherWarps > 0 ? 64 : 0) + 32 * T::kMathWarps);
     if constexpr (loads(T::kStore)) {
       for (auto& barriers : loaded) {
         for (CopyBarrier& barrier : barriers) barrier.init(1);

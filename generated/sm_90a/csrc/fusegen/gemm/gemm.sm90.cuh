@@ -3,7 +3,7 @@
 //
 // One persistent kernel serves y = x w^T + bias, dx = dy w and dw = dy^T x (see `Gemm`), over
 // groups of tokens whose sizes only the device knows, or over one dense matrix. Warps by role:
-//   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles
+//   warpgroup 0     warp 0 loads operands by TMA, warp 1 finds tiles, warps 2 and 3 gather rows
 //   the others      multiply, visit and store (gemm/math_warps.sm90.cuh)
 // Cooperative: two or three math warpgroups work on one tile, an equal part of its rows each, and
 // never wait for each other, so that one's epilogue overlaps the others' MMAs. Pingpong: each of
@@ -29,6 +29,12 @@
 
 namespace fusegen {
 
+// Of a kernel that gathers nothing.
+struct NothingGathered {
+  template <class T>
+  __device__ void run(uint8_t*, Control<T>&, uint32_t, uint32_t) const {}
+};
+
 // Columns of the result whose operands are loaded: where they are gated, both halves of every tile.
 template <class T>
 __device__ int32_t loaded_columns(int32_t columns) {
@@ -36,25 +42,30 @@ __device__ int32_t loaded_columns(int32_t columns) {
 }
 
 // The first warpgroup.
-template <class T, class Loader>
+template <class T, class Loader, class Gathered>
 __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
-                              const typename T::Walk& walk, int32_t columns) {
+                              const typename T::Walk& walk, int32_t columns,
+                              const Gathered& gathered) {
   Control<T>& control = cta.control();
   if (cta.warp == 0 && cta.lane == 0) {
     loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
     let_next_kernel_start();
   } else if (cta.warp == 1) {
     write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+  } else if (cta.warp >= 2) {
+    gathered.template run<T>(cta.shared, control, cta.warp - 2, cta.lane);
   }
 }
 
 // One CTA of a kernel with traits `T`: `loader` fills the stages, `Mainloop` multiplies them,
 // `visits` change the sums, which are rounded to `Result`, go through `epilogue` and are stored
-// through `map_d`.
-template <class T, class Result, class Mainloop, class Loader, class Visits, class Change>
+// through `map_d`. Where an operand is gathered, `gathered` fills the stages with it.
+template <class T, class Result, class Mainloop, class Loader, class Visits, class Change,
+          class Gathered = NothingGathered>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
                         const Visits& visits, const CUtensorMap* map_d,
-                        const Epilogue<Change, T::kStore>& epilogue, const Shape& shape) {
+                        const Epilogue<Change, T::kStore>& epilogue, const Shape& shape,
+                        const Gathered& gathered = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const Cta<T> cta(shared);
   if (cta.warp == 0 && cta.lane == 0) cta.control().init();
@@ -72,7 +83,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
-    load_and_find(cta, loader, walk, loaded_columns<T>(columns));
+    load_and_find(cta, loader, walk, loaded_columns<T>(columns), gathered);
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
     MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,

@@ -25,7 +25,11 @@ struct StageReader {
 
   __device__ uint64_t stage_offset() const { return at.slot * (T::kStageBytes / 16); }
 
-  __device__ void wait() const { barriers.full[at.slot].wait(at.phase); }
+  // MMAs read by the asynchronous proxy, as TMA writes; other copies do not write by it.
+  __device__ void wait() const {
+    barriers.full[at.slot].wait(at.phase);
+    if constexpr (T::kGather != Gather::none) cutlass::arch::fence_view_async_shared();
+  }
 
   __device__ void release(uint32_t slot) const {
     barriers.template release<T::kCluster>(slot, lane);

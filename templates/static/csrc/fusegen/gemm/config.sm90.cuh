@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fusegen/gemm/gathered.h"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/limits.h"
 #include "fusegen/load/coordinates.sm90.cuh"
@@ -31,10 +32,8 @@ struct Config {
 
 // Tile, boxes, stages and store buffers. `ExtraBytes` of every stage lie behind all stages.
 template <class Config, int ElementBytes, int BoxesB, Store store, int ExtraBytes = 0,
-          int ControlBytes = 2048, Gather gather = Gather::none>
+          int ControlBytes = 2048>
 struct TileTraits {
-  static constexpr Gather kGather = gather;
-  static constexpr int kGatherThreads = gather == Gather::none ? 0 : 64;
   static constexpr int kTileN = Config::tile_n;
   static constexpr int kTileK = Config::tile_k;
   static constexpr int kCluster = Config::cluster;
@@ -93,6 +92,9 @@ struct TileTraits {
   static_assert(Config::cluster == 1 || Config::cluster == 2);
   static_assert(kStages >= 3 && kBuffers >= 1);
   static_assert(kBoxBytesA % 1024 == 0 && kBoxBytesB % 1024 == 0, "swizzle atoms are 1024 bytes");
+
+  static constexpr Gather kGather = Gather::none;
+  static constexpr int kGatherWarps = 0;  // of the two that gather, those that fill a stage
 };
 
 template <Gemm kind, class Config>
@@ -104,10 +106,12 @@ using Tiles = std::conditional_t<gather == Gather::b, Transposed<Config>, Config
 
 // 16-bit operands.
 template <Gemm kind, class Element, class Config, Store store, Gather gather = Gather::none>
-struct Traits : TileTraits<Tiles<Config, gather>, 2, kBoxesOfB<kind, Tiles<Config, gather>>, store,
-                           0, 2048, gather> {
+struct Traits
+    : TileTraits<Tiles<Config, gather>, 2, kBoxesOfB<kind, Tiles<Config, gather>>, store> {
   static constexpr Gemm kKind = kind;
   static constexpr Store kStore = store;
+  static constexpr Gather kGather = gather;
+  static constexpr int kGatherWarps = gather == Gather::none ? 0 : kind == Gemm::wgrad ? 2 : 1;
   using Walk = Walker<kind, Tiles<Config, gather>>;
   using Source = std::conditional_t<gather == Gather::b, AcrossWalk<Tiles<Config, gather>>,
                                     TileSource<kind, Tiles<Config, gather>>>;

@@ -42,16 +42,6 @@ constexpr bool changes(Store store) {
 constexpr bool loads(Store store) { return adds(store) || store == Store::binary; }
 constexpr bool is_wide(Store store) { return store == Store::fp32 || store == Store::add; }
 
-// Which operand of a GEMM is read by its rows where tokens lie, and not in the order of groups.
-enum class Gather { none, a, b };
-
-// The rows of such an operand: row r is that of token row_slot[r] / choices, of zeros where
-// row_slot[r] is none of the [0, tokens) slots.
-struct GatherArguments {
-  const void* row_slot = nullptr;  // int32 [tokens] of the GEMM, on the device
-  int64_t choices = 1;             // the operand has tokens / choices rows
-};
-
 // What expressions of a result read besides it, and where it goes without them.
 inline constexpr int kMostScalars = 8;
 struct EpilogueArguments {
@@ -80,7 +70,6 @@ struct GemmArguments {
   int sm_count;
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
   EpilogueArguments epilogue = {};
-  GatherArguments rows = {};  // of kernels that gather
 };
 
 // What the result of a GEMM of decoded operands is multiplied by, for one of them, in fp32: scales

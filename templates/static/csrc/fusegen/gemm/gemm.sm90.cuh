@@ -15,14 +15,12 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
 #include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/math_warps.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
-#include "fusegen/load/gathered.sm90.cuh"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/load/tma_loader.sm90.cuh"
 #include "fusegen/mainloop/running_sums.sm90.cuh"
@@ -31,10 +29,11 @@
 
 namespace fusegen {
 
-// What a kernel gathers: nothing, or the rows of an operand.
-struct NoRows {};
-template <class T>
-using Rows = std::conditional_t<T::kGather == Gather::none, NoRows, GatheredRows>;
+// Of a kernel that gathers nothing.
+struct NothingGathered {
+  template <class T>
+  __device__ void run(uint8_t*, Control<T>&, uint32_t, uint32_t) const {}
+};
 
 // Columns of the result whose operands are loaded: where they are gated, both halves of every tile.
 template <class T>
@@ -42,10 +41,11 @@ __device__ int32_t loaded_columns(int32_t columns) {
   return is_gated(T::kStore) ? int32_t(blocks(columns, T::kTileN)) * T::kTileN : columns;
 }
 
-// The first warpgroup. `rows`: of the operand that is gathered, if one is.
-template <class T, class Loader>
+// The first warpgroup.
+template <class T, class Loader, class Gathered>
 __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
-                              const typename T::Walk& walk, int32_t columns, const Rows<T>& rows) {
+                              const typename T::Walk& walk, int32_t columns,
+                              const Gathered& gathered) {
   Control<T>& control = cta.control();
   if (cta.warp == 0 && cta.lane == 0) {
     loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
@@ -53,20 +53,19 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
   } else if (cta.warp == 1) {
     write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
   } else if (cta.warp >= 2) {
-    if constexpr (T::kGather != Gather::none) {
-      GatherLoader<T>(rows, cta.shared, threadIdx.x - 64).run(control.stages, control.ring);
-    }
+    gathered.template run<T>(cta.shared, control, cta.warp - 2, cta.lane);
   }
 }
 
 // One CTA of a kernel with traits `T`: `loader` fills the stages, `Mainloop` multiplies them,
 // `visits` change the sums, which are rounded to `Result`, go through `epilogue` and are stored
-// through `map_d`.
-template <class T, class Result, class Mainloop, class Loader, class Visits, class Change>
+// through `map_d`. Where an operand is gathered, `gathered` fills the stages with it.
+template <class T, class Result, class Mainloop, class Loader, class Visits, class Change,
+          class Gathered = NothingGathered>
 __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments arguments,
                         const Visits& visits, const CUtensorMap* map_d,
                         const Epilogue<Change, T::kStore>& epilogue, const Shape& shape,
-                        const Rows<T>& rows = {}) {
+                        const Gathered& gathered = {}) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const Cta<T> cta(shared);
   if (cta.warp == 0 && cta.lane == 0) cta.control().init();
@@ -84,7 +83,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
-    load_and_find(cta, loader, walk, loaded_columns<T>(columns), rows);
+    load_and_find(cta, loader, walk, loaded_columns<T>(columns), gathered);
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
     MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,
@@ -95,7 +94,7 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
 }
 
 template <class T>
-using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras, T::kGather>;
+using PlainLoader = TmaLoader<T, typename T::Coordinates, NoExtras>;
 
 // Internal linkage keeps the kernels of several shared libraries in one process apart.
 template <Gemm kind, class Element, class Config, Store store, class Change>
@@ -109,20 +108,6 @@ static __global__ void __launch_bounds__(Traits<kind, Element, Config, store>::k
   const PlainLoader<T> loader{&map_a, &map_b, {}};
   run_cta<T, Stored<Element, store>, RunningSums<T>>(
       loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape);
-}
-
-// The same with the rows of one operand gathered; `map` is of the other one.
-template <Gemm kind, class Element, class Config, Store store, Gather gather, class Change>
-static __global__ void
-__launch_bounds__(Traits<kind, Element, Config, store, gather>::kThreads, 1)
-    gathering_gemm(const __grid_constant__ CUtensorMap map, const __grid_constant__ GatheredRows rows,
-                   const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
-                   const __grid_constant__ Epilogue<Change, store> epilogue,
-                   const __grid_constant__ Shape shape) {
-  using T = Traits<kind, Element, Config, store, gather>;
-  const PlainLoader<T> loader{&map, &map, {}};
-  run_cta<T, Stored<Element, store>, RunningSums<T>>(
-      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape, rows);
 }
 
 }  // namespace fusegen

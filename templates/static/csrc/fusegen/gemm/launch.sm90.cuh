@@ -20,10 +20,9 @@ namespace fusegen {
 // Internal linkage, as of the kernel: the static below would otherwise be one object for every
 // shared library of the process that was built from this header (STB_GNU_UNIQUE), while each
 // library has kernels of its own to configure.
-template <Gemm kind, class Element, class Config, Store store = Store::io,
-          Gather gather = Gather::none, class Change = Keep>
+template <Gemm kind, class Element, class Config, Store store = Store::io, class Change = Keep>
 static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change& change = {}) {
-  using T = Traits<kind, Element, Config, store, gather>;
+  using T = Traits<kind, Element, Config, store>;
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
@@ -34,19 +33,10 @@ static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change&
   status = encode_epilogue<Element, T::kTileN>(in.epilogue, columns_of<kind>(in), &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  if constexpr (gather == Gather::none) {
-    return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
-                      Epilogue<Change, store>>(
-        &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream, a, b,
-        d, bias_of<Element>(in), epilogue);
-  } else {
-    if (Status valid = check_gathered(in); !valid.ok()) return valid;
-    return launch_cta<kind, T, Tiles<Config, gather>, CUtensorMap, GatheredRows, CUtensorMap, Bias<Element>,
-                      Epilogue<Change, store>>(
-        &gathering_gemm<kind, Element, Config, store, gather, Change>, shared_memory_allowed, in,
-        stream, gather == Gather::a ? b : a, gathered_rows<kind, gather>(in), d,
-        bias_of<Element>(in), epilogue);
-  }
+  return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
+                    Epilogue<Change, store>>(
+      &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream, a, b,
+      d, bias_of<Element>(in), epilogue);
 }
 
 }  // namespace fusegen

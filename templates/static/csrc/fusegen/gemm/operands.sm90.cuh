@@ -9,7 +9,6 @@
 #include "fusegen/common/status.h"
 #include "fusegen/gemm/arguments.cuh"
 #include "fusegen/gemm/gemm.h"
-#include "fusegen/load/gathered.sm90.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
 
@@ -30,42 +29,16 @@ Status encode_halves(CUtensorMap* map, const void* base, int64_t groups, int64_t
                                    {cuuint32_t(box_k), cuuint32_t(box_rows), 1, 1});
 }
 
-inline Status check_gathered(const GemmArguments& in) {
-  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
-  if (in.rows.row_slot == nullptr) return {kInvalid, "gathered rows: their slots"};
-  if (in.rows.choices < 1 || in.rows.choices > in.tokens) {
-    return {kInvalid, "gathered rows: 1 <= choices <= tokens"};
-  }
-  constexpr int64_t kMostPlaces = int64_t(1) << 32;
-  const int64_t longest = in.n > in.k ? in.n : in.k;
-  if (in.tokens / in.rows.choices * longest / kRowAlignment >= kMostPlaces) {
-    return {kInvalid, "gathered rows: of less than 64 GiB"};
-  }
-  return {};
-}
-
-// The operand that is gathered.
-template <Gemm kind, Gather gather>
-GatheredRows gathered_rows(const GemmArguments& in) {
-  constexpr bool kHasX = gather == Gather::b || kind == Gemm::fprop;
-  const void* const from = gather == Gather::a ? in.a : in.b;
-  return {static_cast<const uint8_t*>(from), static_cast<const int32_t*>(in.rows.row_slot),
-          uint32_t(in.tokens), uint32_t(kHasX ? in.k : in.n), Divisor(uint32_t(in.rows.choices))};
-}
-
-// `Element` of the operands, `Result` as it is stored; `T` are a kernel's traits. One that is gathered
-// has no descriptor.
+// `Element` of the operands, `Result` as it is stored; `T` are a kernel's traits.
 template <Gemm kind, class Element, class Result, class T>
 Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, CUtensorMap* d) {
   constexpr int kTileK = T::kTileK;
-  constexpr bool kLoadsA = T::kGather != Gather::a, kLoadsB = T::kGather != Gather::b;
   if constexpr (kind == Gemm::wgrad) {
     // Without tokens nothing is read, but a descriptor refuses the null address of an empty tensor.
     const void* const dy = in.tokens > 0 ? in.a : in.d;
     const void* const x = in.tokens > 0 ? in.b : in.d;
-    Status status;
-    if (kLoadsA) status = encode_ragged<Element>(a, dy, in.n, kTileK, T::kBoxRowsA);
-    if (kLoadsB && status.ok()) status = encode_ragged<Element>(b, x, in.k, kTileK, T::kBoxWidthB);
+    Status status = encode_ragged<Element>(a, dy, in.n, kTileK, T::kBoxRowsA);
+    if (status.ok()) status = encode_ragged<Element>(b, x, in.k, kTileK, T::kBoxWidthB);
     if (!status.ok()) return status;
     return encode_matrices<Result>(d, in.d, in.groups, in.n, in.k, kChunkRows,
                                    kStoreColumns<Result>);
@@ -73,11 +46,8 @@ Status encode_operands(const GemmArguments& in, CUtensorMap* a, CUtensorMap* b, 
     constexpr bool kForward = kind == Gemm::fprop;
     constexpr int kBoxRowsB = kForward ? T::kBoxWidthB : kTileK;
     constexpr int kBoxColumnsB = kForward ? kTileK : T::kBoxWidthB;
-    Status status;
-    if (kLoadsA) {
-      status = encode_matrix<Element>(a, in.a, in.tokens, kForward ? in.k : in.n, T::kBoxRowsA,
-                                      kTileK);
-    }
+    Status status = encode_matrix<Element>(a, in.a, in.tokens, kForward ? in.k : in.n,
+                                           T::kBoxRowsA, kTileK);
     if (!status.ok()) return status;
     if constexpr (is_gated(T::kStore)) {
       status = encode_halves<Element>(b, in.b, in.groups, in.n, in.k, kBoxRowsB, kTileK);

@@ -30,16 +30,16 @@ struct Cursor {
   }
 };
 
-// Operand stages: `full` counts the bytes that TMA wrote, and threads that copied others; `empty` the
+// Operand stages: `full` counts the bytes that TMA wrote, and lanes that copied others; `empty` the
 // warps done reading.
 template <int Stages>
 struct StageBarriers {
   CopyBarrier full[Stages];
   Barrier empty[Stages];
 
-  __device__ void init(uint32_t reading_warps, uint32_t copying_threads = 0) {
+  __device__ void init(uint32_t reading_warps, uint32_t copying_lanes = 0) {
     for (int i = 0; i < Stages; ++i) {
-      full[i].init(1 + copying_threads);
+      full[i].init(1 + copying_lanes);
       empty[i].init(reading_warps);
     }
   }

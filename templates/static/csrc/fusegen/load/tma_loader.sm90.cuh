@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "fusegen/gemm/gemm.h"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/load/tma.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
@@ -20,17 +19,16 @@ struct NoExtras {
   __device__ void load(CopyBarrier&, uint8_t*, const Tile&, int32_t) const {}
 };
 
-// `Coordinates` says where boxes lie, `Extras` what comes with every stage. What is gathered is not
-// loaded here.
-template <class T, class Coordinates, class Extras, Gather gather = Gather::none>
+// `Coordinates` says where boxes lie, `Extras` what comes with every stage.
+template <class T, class Coordinates, class Extras>
 struct TmaLoader {
   const CUtensorMap* a;
   const CUtensorMap* b;
   Extras extras;
 
   __device__ void prefetch() const {
-    if (kLoadsA) prefetch_descriptor(a);
-    if (kLoadsB) prefetch_descriptor(b);
+    prefetch_descriptor(a);
+    prefetch_descriptor(b);
     extras.prefetch();
   }
 
@@ -54,9 +52,6 @@ struct TmaLoader {
   }
 
  private:
-  static constexpr bool kLoadsA = gather != Gather::a;
-  static constexpr bool kLoadsB = gather != Gather::b;
-
   // The boxes of a tile's operands that exist.
   struct Boxes {
     int a, b;
@@ -68,9 +63,8 @@ struct TmaLoader {
   }
 
   __device__ static Boxes boxes_of(const Tile& tile, int32_t columns) {
-    const int boxes_a = kLoadsA ? existing(tile.rows, T::kBoxRowsA, T::kBoxesA) : 0;
-    const int boxes_b =
-        kLoadsB ? existing(columns - tile.column, T::kBoxWidthB, T::kBoxesB) : 0;
+    const int boxes_a = existing(tile.rows, T::kBoxRowsA, T::kBoxesA);
+    const int boxes_b = existing(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
     const uint32_t bytes = boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB + Extras::kBytes;
     return {boxes_a, boxes_b, bytes};
   }

@@ -1,0 +1,84 @@
+// Grouped GEMM for sm_90a one of whose operands is gathered: the kernel of gemm/gemm.sm90.cuh with a
+// loader beside TMA's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "fusegen/common/divisor.h"
+#include "fusegen/common/rows.h"
+#include "fusegen/common/status.h"
+#include "fusegen/gemm/gathered.h"
+#include "fusegen/gemm/gemm.sm90.cuh"
+#include "fusegen/gemm/launch.sm90.cuh"
+#include "fusegen/load/gathered.sm90.cuh"
+
+namespace fusegen {
+
+// What is left for TMA: the traits without the boxes of the operand that is gathered.
+template <class T>
+struct OtherBoxes : T {
+  static constexpr int kBoxesA = T::kGather == Gather::a ? 0 : T::kBoxesA;
+  static constexpr int kBoxesB = T::kGather == Gather::b ? 0 : T::kBoxesB;
+};
+
+// Internal linkage keeps the kernels of several shared libraries in one process apart.
+template <Gemm kind, class Element, class Config, Store store, Gather gather, class Change>
+static __global__ void
+__launch_bounds__(Traits<kind, Element, Config, store, gather>::kThreads, 1)
+    gathering_gemm(const __grid_constant__ CUtensorMap map,
+                   const __grid_constant__ GatheredRows rows,
+                   const __grid_constant__ CUtensorMap map_d, const Bias<Element> bias,
+                   const __grid_constant__ Epilogue<Change, store> epilogue,
+                   const __grid_constant__ Shape shape) {
+  using T = Traits<kind, Element, Config, store, gather>;
+  const PlainLoader<OtherBoxes<T>> loader{&map, &map, {}};
+  run_cta<T, Stored<Element, store>, RunningSums<T>>(
+      loader, nullptr, gemm_visitors<kind, store>(bias, shape), &map_d, epilogue, shape,
+      Gathered{rows});
+}
+
+inline Status check_arguments(const GatheredGemmArguments& in) {
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  const GemmArguments& gemm = in.gemm;
+  if (Status status = check_arguments(gemm); !status.ok()) return status;
+  if (in.row_slot == nullptr && gemm.tokens > 0) return {kInvalid, "gathered rows: their slots"};
+  if (in.choices < 1 || in.choices > kMostTokens) {
+    return {kInvalid, "gathered rows: 1 <= choices <= 2^30"};
+  }
+  constexpr int64_t kMostPlaces = (int64_t(1) << 32) - 1;
+  const int64_t longest = gemm.n > gemm.k ? gemm.n : gemm.k;
+  if (gemm.tokens / in.choices * (longest / kRowAlignment) >= kMostPlaces) {
+    return {kInvalid, "gathered rows: less than 64 GiB of tokens"};
+  }
+  return {};
+}
+
+// Internal linkage: see launch_gemm.
+template <Gemm kind, class Element, class Config, Store store, Gather gather, class Change = Keep>
+static Status launch_gathered_gemm(const GatheredGemmArguments& in, Stream& stream,
+                                   const Change& change = {}) {
+  using T = Traits<kind, Element, Config, store, gather>;
+  const GemmArguments& gemm = in.gemm;
+  if (Status status = check_arguments(in); !status.ok()) return status;
+  using Result = Stored<Element, store>;
+  if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
+  CUtensorMap a, b, d;  // of a and b the one is dropped that is gathered
+  Status status = encode_operands<kind, Element, Result, T>(gemm, &a, &b, &d);
+  if (!status.ok()) return status;
+  Epilogue<Change, store> epilogue{change};
+  status = encode_epilogue<Element, T::kTileN>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
+  if (!status.ok()) return status;
+  constexpr bool kIsX = gather == Gather::b || kind == Gemm::fprop;
+  constexpr bool kIsA = gather == Gather::a;
+  const GatheredRows rows{static_cast<const uint8_t*>(kIsA ? gemm.a : gemm.b),
+                          static_cast<const int32_t*>(in.row_slot), uint32_t(gemm.tokens),
+                          uint32_t(kIsX ? gemm.k : gemm.n), Divisor(uint32_t(in.choices))};
+  static std::atomic<uint64_t> shared_memory_allowed{0};
+  return launch_cta<kind, T, Tiles<Config, gather>, CUtensorMap, GatheredRows, CUtensorMap,
+                    Bias<Element>, Epilogue<Change, store>>(
+      &gathering_gemm<kind, Element, Config, store, gather, Change>, shared_memory_allowed, gemm,
+      stream, kIsA ? b : a, rows, d, bias_of<Element>(gemm), epilogue);
+}
+
+}  // namespace fusegen
