@@ -126,7 +126,7 @@ def _pulled(way: _Way, saved: frozenset[str]) -> tuple[Program, tuple[int, ...]]
 
 
 def _rarely_made(draft: Draft, backward: Program) -> frozenset[str]:
-    """What lies between steps for gradients of optional parameters alone, which most layers lack."""
+    """What lies between steps for gradients of optional parameters alone: most layers lack them."""
     optional = {need(leaf) for leaf, _ in draft.gradients if draft.buffers[leaf].optional}
     steps = (step for step in backward.steps if step.when and optional.issuperset(step.when))
     written = frozenset(name for step in steps for name in step.writes)
