@@ -102,7 +102,9 @@ PLAIN_DGRAD = Gemm(Family.PLAIN, "dgrad", WIDE_PLAIN)
 BLOCK_FPROP = Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3")
 BLOCK_WGRAD = Gemm(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
 BROKEN_ADD = Gemm(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
-BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD)
+BROKEN_GATHER = Gemm(Family.GATHERED, "fprop", TURNS_PLAIN, "a")
+BROKEN_LOOKUP = Gemm(Family.GATHERED, "wgrad", WIDE_PLAIN, "b")
+BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD, BROKEN_GATHER, BROKEN_LOOKUP)
 # Families alternate, so that two workers of pytest-xdist seldom wait for one compilation.
 GEMMS = (
     PLAIN_FPROP,
@@ -223,6 +225,22 @@ FAULTS = (
         "cute::tma_store_wait<Buffers == 1 ? 0 : 1>();",
         "",
         BROKEN_ADD.name,
+        ", not ",
+    ),
+    # Every second line of a gathered operand is not permuted as MMAs read it.
+    Fault(
+        "load/gathered.sm90.cuh",
+        "(i % 2 == 0 ? to : to ^ kOther)",
+        "to",
+        BROKEN_GATHER.name,
+        ", not ",
+    ),
+    # Clusters compute neighbouring rows of a transposed tile as if they were columns.
+    Fault(
+        "tile_source/across.cuh",
+        "tile.column = column;",
+        "tile.column = row;",
+        BROKEN_LOOKUP.name,
         ", not ",
     ),
 )

@@ -2,8 +2,8 @@
 
     python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
 
-Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over;
-every module runs forward and backward on the inputs of its own tests.  A further bundle leaves out
+Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over, those
+that gather in a layer with ids of nobody; every module runs forward and backward on the inputs of its own tests.  A further bundle leaves out
 the matrix kernels that the committed bundle has, too.  Cases are dealt to several processes, each
 of which is sanitized by itself.
 Needs compute-sanitizer (in the CUDA toolkit) on PATH or in $CUDA_HOME/bin.
@@ -33,6 +33,8 @@ TOOLS = ("memcheck", "racecheck")
 MARK = "@@ sanitize:"
 TIMEOUT = 900  # seconds for one tool; it takes about a minute on an H200
 ELEMENTS = ("bfloat16", "float16")
+GATHERS = "moe_layer__bf16"
+"""The cell whose GEMMs gather."""
 
 _PROBLEM = re.compile(
     r"=+ +(?:(?:Error|Warning|Invalid|Misaligned|Uninitialized|Program hit|Out-of-range"
@@ -222,6 +224,40 @@ def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Ca
                     yield f"{name}_{element}_{point}", _gemm_case(programs, kind, sizes, element)
 
 
+def _gather_case(bundle: Any, problem: tuple[int, ...], element: str) -> Callable[[], Any]:
+    def layer() -> None:
+        import torch
+
+        tokens, choices, experts, hidden, intermediate = problem
+        dtype, device = getattr(torch, element), bundles.DEVICE
+        made = bundles.load_cell(bundle, GATHERS).MoELayer(
+            experts, hidden=hidden, intermediate=intermediate, device=device, dtype=dtype
+        )
+        x = torch.randn(tokens, hidden).to(dtype).to(device).requires_grad_()
+        probs = torch.rand(tokens, choices).to(device).requires_grad_()
+        ids = torch.randint(-1, experts + 1, (tokens, choices), dtype=torch.int32)
+        own = ids[(ids >= 0) & (ids < experts)].long()
+        counts = torch.bincount(own, minlength=experts)
+        y = made(x, probs, ids.to(device), counts.to(device))
+        y.backward(torch.randn(tokens, hidden).to(dtype).to(device))
+
+    return layer
+
+
+def gather_cases(bundle: Any, folder: Path) -> Iterator[Case]:
+    """A layer whose GEMMs gather, at sizes that reach all of their tiles."""
+    from gpu_support import GATHERED
+
+    if GATHERS not in cells_of(folder):
+        return
+    plan = bundles.load_cell(bundle, GATHERS).MoELayer.describe()
+    if not any(name.startswith("gemm_gather") for name in selection.read_rules(plan)):
+        return
+    for problem in GATHERED:
+        for element in ELEMENTS:
+            yield f"{GATHERS} {problem} {element}", _gather_case(bundle, problem, element)
+
+
 def known_units(folder: Path) -> set[str]:
     """Units of a further bundle that are, as they are, in the committed bundle, too.
 
@@ -269,7 +305,11 @@ def run_cases(folder: Path, hand: str) -> None:
     index, _, hands = hand.partition("/")
     bundle = bundles.load_bundle(folder)
     known = known_units(folder)
-    cases = [*gemm_cases(bundle, folder, known), *cell_cases(bundle, folder)]
+    cases = [
+        *gemm_cases(bundle, folder, known),
+        *gather_cases(bundle, folder),
+        *cell_cases(bundle, folder),
+    ]
     for name, run in cases[int(index) :: int(hands)]:
         print(MARK, name, flush=True)
         run()

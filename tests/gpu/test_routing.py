@@ -143,3 +143,32 @@ def test_graphs_replay_any_routing(bundle: ModuleType) -> None:
         graph.replay()
         for got, wanted in zip(results, step(), strict=True):
             assert torch.equal(got, wanted), seed
+
+
+@pytest.mark.parametrize("draw", ("skewed", "one"))
+@pytest.mark.parametrize("problem", support.GATHERED, ids=str)
+def test_products_of_tokens_are_those_of_rows(
+    bundle: ModuleType, problem: tuple[int, int, int, int, int], draw: str
+) -> None:
+    """Of rows that are gathered in loaders and of rows that are written, with all gradients."""
+    *routing, hidden, intermediate = problem
+    tokens, choices, experts = routing
+    ids, counts = routed(tokens, choices, experts, seed=6, draw=draw)
+    sizes = {"hidden": hidden, "intermediate": intermediate, "device": support.DEVICE}
+    layer = module(bundle, "moe_layer").MoELayer(experts, **sizes)
+    mlp = module(bundle, "grouped_mlp").GroupedMLP(experts, **sizes)
+    mlp.load_state_dict(layer.state_dict())
+    x = support.randn((tokens, hidden), torch.bfloat16, 1).requires_grad_()
+    dy = support.randn((tokens, hidden), torch.bfloat16, 2)
+    probs = torch.rand(tokens, choices, device=support.DEVICE).requires_grad_()
+
+    permute = module(bundle, "moe_permute").moe_permute
+    rows, row_probs, split_sizes, row_slot, slot_row = permute(x, probs, ids, counts)
+    experts_rows = mlp(rows, split_sizes, row_probs)
+    wanted = module(bundle, "combine").combine(experts_rows, row_slot, slot_row)
+    got = layer(x, probs, ids, counts)
+    assert torch.equal(got, wanted)
+    gradients = torch.autograd.grad(got, (x, probs, *layer.parameters()), dy)
+    others = torch.autograd.grad(wanted, (x, probs, *mlp.parameters()), dy)
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.equal(one, other)
