@@ -2,9 +2,10 @@
 
     python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
 
-Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over, those
-that gather in a layer with ids of nobody; every module runs forward and backward on the inputs of its own tests.  A further bundle leaves out
-the matrix kernels that the committed bundle has, too.  Cases are dealt to several processes, each
+Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over,
+those that gather in a layer with ids of nobody; every module runs forward and backward on the
+inputs of its own tests.  A further bundle leaves out the matrix kernels that the committed bundle
+has, too.  Cases are dealt to several processes, each
 of which is sanitized by itself.
 Needs compute-sanitizer (in the CUDA toolkit) on PATH or in $CUDA_HOME/bin.
 """

@@ -54,6 +54,8 @@ def family_named(arch: ArchSpec, name: str) -> FamilySpec:
     tunable = {each: family for each, family in arch.kernels.items() if can_sweep(family)}
     if not tunable:
         raise UsageError(f"{arch.name} has no kernels that selection rules choose")
+    if name in arch.kernels and name not in tunable:
+        raise UsageError(f"{name} of {arch.name} has no GEMMs of {MODULE}, which a sweep measures")
     return tunable[known("kernel family", name, tunable)]
 
 
