@@ -163,6 +163,7 @@ def test_recipes_that_a_family_serves(specs: SpecSet) -> None:
     [
         (ARCH, "gemm_sm9", "unknown kernel family 'gemm_sm9'.*gemm_sm90"),
         ("cpu", FAMILY, "cpu has no kernels that selection rules choose"),
+        (ARCH, "gemm_gather_sm90", "has no GEMMs of grouped_linear, which a sweep measures"),
     ],
 )
 def test_a_family_that_cannot_be_swept_is_refused(
