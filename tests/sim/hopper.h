@@ -10,6 +10,8 @@
 
 namespace sim {
 
+using fusegen::Gather;
+
 template <Gemm kind, Store store, class Config>
 void run_hopper(const Case& in) {
   run_16_bits<kind, store>(in, unscaled, unscaled, [](const GemmArguments& arguments, auto as) {
@@ -22,7 +24,7 @@ void run_hopper(const Case& in) {
 template <Gemm kind, Store store, Gather gather, class Config>
 void run_gathered_hopper(const Case& in) {
   Tokens tokens(in.tokens, gather == Gather::b || kind == Gemm::fprop ? in.k : in.n);
-  run_16_bits<kind, store, gather>(
+  run_16_bits<kind, store>(
       in, unscaled, unscaled,
       [&](const GemmArguments& arguments, auto as) {
         Stream stream;
@@ -31,7 +33,7 @@ void run_gathered_hopper(const Case& in) {
         return fusegen::launch_gathered_gemm<kind, Result, Config, as.kStore, gather>(
             gathered, stream, as.change);
       },
-      &tokens);
+      gather == Gather::a ? &tokens : nullptr, gather == Gather::b ? &tokens : nullptr);
 }
 
 template <Gemm kind, Store store, bool amaxes, class Config>

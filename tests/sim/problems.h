@@ -14,7 +14,6 @@
 
 #include "device.h"
 #include "epilogues.h"
-#include "fusegen/gemm/gathered.h"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/launch/stream.h"
 #include "fusegen/sink/stored.cuh"
@@ -23,7 +22,6 @@ namespace sim {
 
 using fusegen::DecodedGemmArguments;
 using fusegen::EndScale;
-using fusegen::Gather;
 using fusegen::Gemm;
 using fusegen::GemmArguments;
 using fusegen::Status;
@@ -398,11 +396,10 @@ struct Tokens {
 };
 
 // `launch` takes the arguments, and how the kernel stores; results come out times row_factor(group, row) and
-// column_factor(group, column). `tokens` are those of an operand that is gathered.
-template <Gemm kind, Store store, Gather gather = Gather::none, class RowFactor, class ColumnFactor,
-          class Launch>
+// column_factor(group, column). An operand that is gathered has tokens.
+template <Gemm kind, Store store, class RowFactor, class ColumnFactor, class Launch>
 void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_factor, Launch launch,
-                 Tokens* tokens = nullptr) {
+                 Tokens* of_a = nullptr, Tokens* of_b = nullptr) {
   using Element = __nv_bfloat16;
   const Problem problem(kind, in);
   Buffer<Element> a(in.tokens * (problem.fprop() ? in.k : in.n), Element(kNan));
@@ -415,15 +412,15 @@ void run_16_bits(const Case& in, RowFactor row_factor, ColumnFactor column_facto
   for (int64_t g = 0; g < in.groups(); ++g) {
     operands.a.emplace_back(problem.rows(g), problem.k_of(g), [&](int64_t row, int64_t k) {
       const int64_t at = problem.plain_a(g, row, k);
-      return (gather == Gather::a ? tokens->at(at) : draw(a[at])) * row_factor(g, row);
+      return (of_a ? of_a->at(at) : draw(a[at])) * row_factor(g, row);
     });
     operands.b.emplace_back(problem.columns(), problem.k_of(g), [&](int64_t column, int64_t k) {
       const int64_t at = problem.plain_b(g, column, k);
-      return (gather == Gather::b ? tokens->at(at) : draw(b[at])) * column_factor(g, column);
+      return (of_b ? of_b->at(at) : draw(b[at])) * column_factor(g, column);
     });
   }
-  run_and_check<store>(problem, operands, gather == Gather::a ? tokens->x.data() : a.data(),
-                       gather == Gather::b ? tokens->x.data() : b.data(), launch);
+  run_and_check<store>(problem, operands, of_a ? of_a->x.data() : a.data(),
+                       of_b ? of_b->x.data() : b.data(), launch);
 }
 
 inline double unscaled(int64_t, int64_t) { return 1.0; }
