@@ -298,7 +298,7 @@ def test_every_template_and_static_file_is_used() -> None:
     specs, recipes = load([builtin_specs(), NUMERICS]), load([builtin_specs()]).recipes
     cells = [Cell(module, recipe) for module in OF_EVERY_KIND for recipe in recipes]
     cells += [Cell("grouped_linear", r, (o,)) for r in recipes for o in ADDING_FILES]
-    cells += [Cell("linear", DECODED), Cell("moe_layer", "fp8_delayed")]
+    cells += [Cell("linear", DECODED), *(Cell("moe_layer", r) for r in ("bf16", "fp8_delayed"))]
     for name, arch in specs.archs.items():
         plans = resolve(specs, name, cells).modules
         render_bundle(plans, arch, f"fusegen_{name}", recorder)
