@@ -42,8 +42,7 @@ def is_gather(step: Step) -> bool:
 def may_gather(step: Step, rows: str) -> bool:
     """Whether a step is a GEMM in groups one of whose operands, in 16 bits, are these rows."""
     operands = [each.slot for each in step.inputs if each.buffer == rows]
-    named = step.primitive in (GROUPED_GEMM.name, GROUPED_GEMM_POINTWISE.name)
-    return named and not step.copies and operands in (["a"], ["b"])
+    return step.primitive in _GATHERING and not step.copies and operands in (["a"], ["b"])
 
 
 def gathered(gather: Step, gemm: Step) -> Step:
@@ -52,16 +51,14 @@ def gathered(gather: Step, gemm: Step) -> Step:
         replace(each, buffer=gather.reads[0]) if each.buffer == gather.out else each
         for each in gemm.inputs
     )
-    parts = (gather, *(gemm.parts or (gemm,)))
-    primitive = f"{_TRAIT}{gemm.primitive.removeprefix('grouped_')}"
     return replace(
         gemm,
-        primitive=primitive,
+        primitive=_GATHERING[gemm.primitive].name,
         inputs=(*inputs, *(Operand(name, gather.input(name) or "") for name in _MAPS)),
         sizes=(*gemm.sizes, *(each for each in gather.sizes if each[0] == "choices")),
         kernels=None,
         alignment=1,
-        parts=parts,
+        parts=(gather, *(gemm.parts or (gemm,))),
     )
 
 
@@ -78,19 +75,25 @@ def _launch(step: Step) -> Launch:
     return replace(LAUNCH, base=gemm_pointwise.launch(step))
 
 
-def _gathered(kind: StepDef, rows: Iterable[tuple[str, ...]]) -> StepDef:
+def _gathered(name: str, kind: StepDef) -> StepDef:
     return StepDef(
-        f"{_TRAIT}{kind.name.removeprefix('grouped_')}",
+        name,
         results=kind.results,
         kinds=KINDS,
-        parts=tuple((GATHER_ROWS.name, *row) for row in rows),
+        parts=tuple((GATHER_ROWS.name, *row) for row in kind.parts or ((kind.name,),)),
         traits=kind.traits,
         launch=_launch,
     )
 
 
-GATHERED_GEMM = _gathered(GROUPED_GEMM, [(GROUPED_GEMM.name,)])
-GATHERED_GEMM_POINTWISE = _gathered(GROUPED_GEMM_POINTWISE, GROUPED_GEMM_POINTWISE.parts)
+GATHERED_GEMM = _gathered("gathered_gemm", GROUPED_GEMM)
+GATHERED_GEMM_POINTWISE = _gathered("gathered_gemm_pointwise", GROUPED_GEMM_POINTWISE)
+
+_GATHERING = {
+    GROUPED_GEMM.name: GATHERED_GEMM,
+    GROUPED_GEMM_POINTWISE.name: GATHERED_GEMM_POINTWISE,
+}
+"""What a GEMM becomes that gathers."""
 
 GATHERED_GEMMS = (GATHERED_GEMM.name, GATHERED_GEMM_POINTWISE.name)
 """Kinds that families of GEMMs implement which gather rows."""
