@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:016293ac9b62e716
+# checksum sha256:f6aa5f61e7aff43b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "643070eebd8e73216e07ff898682f3169ebf6d7b95cbdcc99d3b5a4bc0a7804e"
+DIGEST = "21ca9f7e204189cce19d64f2ddef84362d3f1b120bc232aba8c8414751668e54"
 _library.join("moe_layer__bf16", DIGEST)
 
 
@@ -137,7 +137,9 @@ def _backward_1_flops(
     K = slot_row.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     return (
-        2 * T * K * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+        2 * T * K * H * F
+        if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+        else 0
     ) + (2 * T * K * H * F if need_dfc2_weight else 0)
 
 
@@ -164,33 +166,53 @@ def _backward_2_fake(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor,
+    dh: Tensor | None,
+    drow_probs: Tensor | None,
     need_dx: bool,
     need_dfc1_weight: bool,
+    need_dprobs: bool,
     need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh, drow_probs)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = dh.shape[-1] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
     dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
-    drows = dy.new_empty((T * K, H)) if need_dx else None
-    return dfc1_weight, dfc1_bias, drows
+    return dx, dfc1_weight, dprobs, dfc1_bias
 
 
 def _backward_2_flops(
-    dy: Tensor, slot_row: Tensor, dh: Tensor, need_dx: bool, need_dfc1_weight: bool
+    dy: Tensor,
+    slot_row: Tensor,
+    fc1_weight: Tensor | None,
+    dh: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
-    F = dh.shape[-1] // 2
-    return (2 * T * K * 2 * F * H if need_dfc1_weight else 0) + (
-        2 * T * K * 2 * F * H if need_dx else 0
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
+    return (2 * T * K * 2 * F * H if need_dx else 0) + (
+        2 * T * K * 2 * F * H if need_dfc1_weight else 0
     )
 
 
@@ -198,45 +220,15 @@ _backward_2 = _library.register(
     "moe_layer__bf16",
     "backward_2",
     "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-    "Tensor? fc1_weight, Tensor dh, bool need_dx, bool need_dfc1_weight, "
-    "bool need_dfc1_bias, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?)",
+    "Tensor? fc1_weight, Tensor? dh, Tensor? drow_probs, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=7,
+    tensors=8,
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
-    slot_row: Tensor,
-    drows: Tensor | None,
-    drow_probs: Tensor | None,
-    need_dx: bool,
-    need_dprobs: bool,
-    plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, slot_row, drows, drow_probs)
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    K = slot_row.shape[-1]
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
-    return dx, dprobs
-
-
-_backward_3 = _library.register(
-    "moe_layer__bf16",
-    "backward_3",
-    "(Tensor dy, Tensor slot_row, Tensor? drows, Tensor? drow_probs, bool need_dx, "
-    "bool need_dprobs, SymInt plan_capacity) -> (Tensor?, Tensor?)",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
-    tensors=4,
-    mutated=0,
-    reference=reference.backward_3,
 )
 
 
@@ -265,7 +257,7 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc2_weight = dfc2_bias = dh = drow_probs = dfc1_weight = dfc1_bias = drows = dx = dprobs = None
+    dfc2_weight = dfc2_bias = dh = drow_probs = dx = dfc1_weight = dprobs = dfc1_bias = None
     if (
         need_dx
         or need_dfc1_weight
@@ -291,8 +283,8 @@ def _backward(
             plan_capacity,
         )
         del row_probs, h, fc2_weight
-    if need_dfc1_weight or need_dx or need_dfc1_bias:
-        dfc1_weight, dfc1_bias, drows = _backward_2(
+    if need_dx or need_dfc1_weight or need_dfc1_bias or need_dprobs:
+        dx, dfc1_weight, dprobs, dfc1_bias = _backward_2(
             dy,
             x,
             split_sizes,
@@ -300,15 +292,12 @@ def _backward(
             slot_row,
             fc1_weight,
             dh,
+            drow_probs,
             need_dx,
             need_dfc1_weight,
+            need_dprobs,
             need_dfc1_bias,
             plan_capacity,
-        )
-        del x, split_sizes, row_slot, fc1_weight, dh
-    if need_dx or need_dprobs:
-        dx, dprobs = _backward_3(
-            dy, slot_row, drows, drow_probs, need_dx, need_dprobs, plan_capacity
         )
     return dx, dfc1_weight, dfc2_weight, dprobs, dfc1_bias, dfc2_bias
 
@@ -361,7 +350,9 @@ class _MoELayer(torch.autograd.Function):
             row_probs,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
         )
         ctx.plan_capacity_ = plan_capacity
         return y
@@ -451,7 +442,7 @@ class _MoELayerTwin(_transforms.Twin):
             _,
             need_dx,
             need_dfc1_weight,
-            _,
+            need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
             _,
@@ -468,7 +459,9 @@ class _MoELayerTwin(_transforms.Twin):
             row_probs,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
         )
         ctx.plan_capacity_ = plan_capacity
 
@@ -728,7 +721,7 @@ buffers
   dfc2_bias    [E, H]          io       2 E H bytes      gradient
   dh           [T * K, 2 * F]  io       2 T K 2 F bytes  between ops
   drow_probs   [T * K]         float32  4 T K bytes      between ops
-  drows        [T * K, H]      io       2 T K H bytes    between ops
+  drows        [T * K, H]      io       2 T K H bytes    workspace
   dfc1_weight  [E, 2 * F, H]   io       2 E 2 F H bytes  gradient
   dfc1_bias    [E, 2 * F]      io       2 E 2 F bytes    gradient
   dx           [T, H]          io       2 T H bytes      gradient
@@ -758,29 +751,28 @@ backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> df
      2 T H + 8 T K + 2 T K H bytes
   2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
      2 T K H F flop; 2 T K H + 2 E H F + 8 E + 2 T K F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     27 T K F flop; 2 T K 2 F + 4 T K + 2 T K F bytes; if need_dfc2_weight
-  4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-     2 T K H F flop; 2 T K H + 2 T K F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  5. group_sum: dexperts, split_sizes -> dfc2_bias
+     if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+  3. group_sum: dexperts, split_sizes -> dfc2_bias
      T K H flop; 2 T K H + 8 E + 2 E H bytes; if need_dfc2_bias
-  6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-     38 T K F flop; 2 T K F + 4 T K 2 F + 8 T K bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-backward_2 (dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh) -> dfc1_weight, dfc1_bias,
-    drows, if need_dfc1_weight or need_dx or need_dfc1_bias
-  1. gather_rows: x, row_slot, slot_row -> rows
-     2 T H + 8 T K + 2 T K H bytes; if need_dfc1_weight
-  2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     2 T K 2 F H flop; 2 T K 2 F + 2 T K H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
-  3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  4. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up * scales)
+     39 T K F flop; 4 T K F + 4 T K 2 F + 8 T K bytes;
+     if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+  5. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+     2 T K H F flop; 2 T K H + 2 T K F + 8 E + 2 E H F bytes; if need_dfc2_weight
+backward_2 (dy, x, split_sizes, row_slot, slot_row, fc1_weight, dh, drow_probs) -> dx, dfc1_weight,
+    dprobs, dfc1_bias, if need_dx or need_dfc1_weight or need_dfc1_bias or need_dprobs
+  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
      2 T K 2 F H flop; 2 T K 2 F + 2 E 2 F H + 8 E + 2 T K H bytes; if need_dx
-  4. group_sum: dh, split_sizes -> dfc1_bias
+  2. combine_rows: drows, slot_row -> dx
+     T K H flop; 2 T K H + 4 T K + 2 T H bytes; if need_dx
+  3. gather_rows: x, row_slot, slot_row -> rows
+     2 T H + 8 T K + 2 T K H bytes; if need_dfc1_weight
+  4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     2 T K 2 F H flop; 2 T K 2 F + 2 T K H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+  5. group_sum: dh, split_sizes -> dfc1_bias
      T K 2 F flop; 2 T K 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-backward_3 (dy, slot_row, drows, drow_probs) -> dx, dprobs, if need_dx or need_dprobs
-  1. combine_rows: drows, slot_row -> dx   T K H flop  2 T K H + 4 T K + 2 T H bytes  if need_dx
-  2. take: drow_probs, slot_row -> dprobs              12 T K bytes                   if need_dprobs
+  6. take: drow_probs, slot_row -> dprobs
+     12 T K bytes; if need_dprobs
 
 saved for the backward, each only if a gradient that needs it is asked for
   x            2 T H bytes; if need_dfc1_weight
@@ -792,10 +784,11 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc1_weight   2 E 2 F H bytes; if need_dx
   h            2 T K 2 F bytes;
                if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-  fc2_weight   2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight   2 E H F bytes;
+               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 12 T K + 2 E 2 F H + 2 T K 2 F + 2 E H F bytes, inputs and parameters
       included
   2 H + 12 K + 4 K F bytes for each token, 12 K + 4 K F of the forward's, none for parameters
-  peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
-  peak of the backward, with all gradients: 3.63 GB at E = 128, F = 2048, H = 2048, K = 8, T = 4096
+  peak of the backward, with all gradients: 1.88 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
+  peak of the backward, with all gradients: 3.64 GB at E = 128, F = 2048, H = 2048, K = 8, T = 4096
 """

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b8f2d9d49d9d0a15
+# checksum sha256:15cac5fcd5da83c0
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "9804ad3861983129aaf4e8040124b6695dac7d8987617147cc8d23c7d8a92e75"
+DIGEST = "74c4b2ca6806e65c145c1a5b15e5d71648e38d3c16745c670649155510592a87"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -150,7 +150,6 @@ _forward = _library.register(
 
 def _backward_1_fake(
     dy: Tensor,
-    x: Tensor | None,
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
@@ -171,8 +170,8 @@ def _backward_1_fake(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -185,8 +184,7 @@ def _backward_1_fake(
         if need_dx or need_drouter_weight or need_drouter_bias
         else None
     )
-    rows = dy.new_empty((8 * T, H)) if need_dfc1_weight else None
-    return dfc2_weight, dfc2_bias, dh, drow_probs, rows
+    return dfc2_weight, dfc2_bias, dh, drow_probs
 
 
 def _backward_1_flops(
@@ -203,26 +201,31 @@ def _backward_1_flops(
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (2 * 8 * T * H * F if need_dfc2_weight else 0) + (
+    return (
         2 * 8 * T * H * F
-        if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
+        if need_dx
+        or need_drouter_weight
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_drouter_bias
+        or need_dfc1_bias
         else 0
-    )
+    ) + (2 * 8 * T * H * F if need_dfc2_weight else 0)
 
 
 _backward_1 = _library.register(
     "routed_moe_layer__bf16",
     "backward_1",
-    "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-    "Tensor? row_probs, Tensor? h, Tensor? fc2_weight, bool need_dx, "
-    "bool need_drouter_weight, bool need_dfc1_weight, bool need_dfc2_weight, "
-    "bool need_drouter_bias, bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, "
-    "float router_least_sum, float router_scale, float router_aux_coefficient, "
-    "float router_z_coefficient, SymInt router_sequences, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
+    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_drouter_weight, "
+    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_drouter_bias, "
+    "bool need_dfc1_bias, bool need_dfc2_bias, float router_eps, float router_least_sum, "
+    "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
+    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, "
+    "Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=8,
+    tensors=7,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -240,11 +243,11 @@ def _backward_2_fake(
     ids: Tensor | None,
     counts: Tensor | None,
     split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor | None,
     drow_probs: Tensor | None,
-    rows: Tensor | None,
+    dh: Tensor | None,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -269,11 +272,11 @@ def _backward_2_fake(
         ids,
         counts,
         split_sizes,
+        row_slot,
         slot_row,
         fc1_weight,
-        dh,
         drow_probs,
-        rows,
+        dh,
     )
     T = dy.shape[-2]
     H = dy.shape[-1]
@@ -313,10 +316,10 @@ def _backward_2_flops(
         else 0
     )
     return (
-        (2 * 8 * T * 2 * F * H if need_dx else 0)
+        (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
+        + (2 * 8 * T * 2 * F * H if need_dx else 0)
         + (2 * T * E * H if need_dx else 0)
         + (2 * T * E * H if need_drouter_weight else 0)
-        + (2 * 8 * T * 2 * F * H if need_dfc1_weight else 0)
     )
 
 
@@ -325,8 +328,8 @@ _backward_2 = _library.register(
     "backward_2",
     "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-    "Tensor split_sizes, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
-    "Tensor? drow_probs, Tensor? rows, bool need_dx, bool need_drouter_weight, "
+    "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
+    "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
     "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
     "float router_least_sum, float router_scale, float router_aux_coefficient, "
     "float router_z_coefficient, SymInt router_sequences, "
@@ -385,9 +388,9 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dfc2_weight = dfc2_bias = dh = drow_probs = rows = dx = drouter_weight = dfc1_weight = (
-        drouter_bias
-    ) = dfc1_bias = None
+    dfc2_weight = dfc2_bias = dh = drow_probs = dx = drouter_weight = dfc1_weight = drouter_bias = (
+        dfc1_bias
+    ) = None
     if (
         need_dx
         or need_drouter_weight
@@ -397,9 +400,8 @@ def _backward(
         or need_dfc1_bias
         or need_dfc2_bias
     ):
-        dfc2_weight, dfc2_bias, dh, drow_probs, rows = _backward_1(
+        dfc2_weight, dfc2_bias, dh, drow_probs = _backward_1(
             dy,
-            x,
             split_sizes,
             row_slot,
             slot_row,
@@ -421,8 +423,8 @@ def _backward(
             router_sequences,
             plan_capacity,
         )
-        del row_slot, row_probs, h, fc2_weight
-    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_bias or need_dfc1_weight:
+        del row_probs, h, fc2_weight
+    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_weight or need_dfc1_bias:
         dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
             dy,
             daux_loss,
@@ -434,11 +436,11 @@ def _backward(
             ids,
             counts,
             split_sizes,
+            row_slot,
             slot_row,
             fc1_weight,
-            dh,
             drow_probs,
-            rows,
+            dh,
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
@@ -540,6 +542,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             if need_dx
             or need_drouter_weight
             or need_dfc1_weight
+            or need_dfc2_weight
             or need_drouter_bias
             or need_dfc1_bias
             else None,
@@ -678,7 +681,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
-            _,
+            need_dfc2_weight,
             need_drouter_bias,
             need_dfc1_bias,
             _,
@@ -710,6 +713,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             if need_dx
             or need_drouter_weight
             or need_dfc1_weight
+            or need_dfc2_weight
             or need_drouter_bias
             or need_dfc1_bias
             else None,
@@ -1064,7 +1068,7 @@ buffers
   row_slot                [8 * T]         int32    4 8 T bytes      kept for the backward
   slot_row                [T, 8]          int32    4 8 T bytes      kept for the backward
   row_probs               [8 * T]         float32  4 8 T bytes      kept for the backward
-  rows                    [8 * T, H]      io       2 8 T H bytes    between ops
+  rows                    [8 * T, H]      io       2 8 T H bytes    workspace
   fc1_weight              [E, 2 * F, H]   io       2 E 2 F H bytes  parameter fc1.weight
   fc1_bias                [E, 2 * F]      io       2 E 2 F bytes    parameter fc1.bias, optional
   h                       [8 * T, 2 * F]  io       2 8 T 2 F bytes  kept for the backward
@@ -1114,51 +1118,51 @@ forward (x, router_weight, fc1_weight, fc2_weight, choice_bias, all_counts, rout
   9. combine_rows: experts, slot_row -> y
      8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes
 
-backward_1 (dy, x, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
-    dfc2_bias, dh, drow_probs, rows, if need_dx or need_drouter_weight or need_dfc1_weight or
+backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight,
+    dfc2_bias, dh, drow_probs, if need_dx or need_drouter_weight or need_dfc1_weight or
     need_dfc2_weight or need_drouter_bias or need_dfc1_bias or need_dfc2_bias
   1. gather_rows: dy, row_slot, slot_row -> dexperts
      2 T H + 8 8 T + 2 8 T H bytes
-  2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes; if need_dfc2_weight
-  3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-     2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
-  4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
      2 8 T H F flop; 2 8 T H + 2 E H F + 8 E + 2 8 T F bytes;
-     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
+     if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or need_drouter_bias
+     or need_dfc1_bias
+  3. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up * scales)
+     39 8 T F flop; 4 8 T F + 4 8 T 2 F + 8 8 T bytes;
+     if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or need_drouter_bias
+     or need_dfc1_bias
+  4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+     2 8 T H F flop; 2 8 T H + 2 8 T F + 8 E + 2 E H F bytes; if need_dfc2_weight
   5. group_sum: dexperts, split_sizes -> dfc2_bias
      8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
-  6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-     38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
-     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  7. gather_rows: x, row_slot, slot_row -> rows
-     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
-    split_sizes, slot_row, fc1_weight, dh, drow_probs, rows) -> dx, drouter_weight, dfc1_weight,
+    split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
     drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
-    need_dfc1_bias or need_dfc1_weight
-  1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
-  2. combine_rows: drows, slot_row -> dx_partial_1
-     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
-  3. take: drow_probs, slot_row -> dprobs
+    need_dfc1_weight or need_dfc1_bias
+  1. take: drow_probs, slot_row -> dprobs
      12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
-  4. group_sum: dh, split_sizes -> dfc1_bias
+  2. gather_rows: x, row_slot, slot_row -> rows
+     2 T H + 8 8 T + 2 8 T H bytes; if need_dfc1_weight
+  3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
+  4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+     2 8 T 2 F H flop; 2 8 T 2 F + 2 E 2 F H + 8 E + 2 8 T H bytes; if need_dx
+  5. group_sum: dh, split_sizes -> dfc1_bias
      8 T 2 F flop; 2 8 T 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
-  5. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  6. combine_rows: drows, slot_row -> dx_partial_1
+     8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes; if need_dx
+  7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
      -> router_rounded_dlogits
      9 T E flop; 8 8 T + 6 T E + 16 E + 8 bytes;
      if need_dx or need_drouter_weight or need_drouter_bias
-  6. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
+  8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
      2 T E H flop; 2 T E + 2 E H + 2 T H bytes; if need_dx
-  7. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
+  9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
      T H flop; 6 T H bytes; if need_dx
-  8. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  10. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
      2 T E H flop; 2 T E + 2 T H + 2 E H bytes; if need_drouter_weight
-  9. column_sum: router_rounded_dlogits -> drouter_bias
+  11. column_sum: router_rounded_dlogits -> drouter_bias
      T E flop; 2 T E + 2 E bytes; if need_drouter_bias
-  10. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-     2 8 T 2 F H flop; 2 8 T 2 F + 2 8 T H + 8 E + 2 E 2 F H bytes; if need_dfc1_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x              2 T H bytes;
@@ -1179,12 +1183,12 @@ saved for the backward, each only if a gradient that needs it is asked for
                  if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or
                  need_drouter_bias or need_dfc1_bias
   fc2_weight     2 E H F bytes;
-                 if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or
-                 need_dfc1_bias
+                 if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or
+                 need_drouter_bias or need_dfc1_bias
   at most 2 T H + 24 E + 2 E H + 4 T E + 16 8 T + 2 E 2 F H + 2 8 T 2 F + 2 E H F bytes, inputs and
       parameters included
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 11.0 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 6.60 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 15.0 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 7.54 GB at E = 128, F = 2048, H = 2048, T = 32768
 """

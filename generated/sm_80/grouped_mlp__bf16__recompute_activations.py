@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2f364a6019c0611f
+# checksum sha256:950244ae5884ee4e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "47de8d2a032c4ad8f6e2fba870a21929da7014a72f15b5cab7d4a0eb2634e1a8"
+DIGEST = "def1c342b4e1f18a009c779577942ccdd6ef69afd7e64130ca1077cdc3ca41eb"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 
@@ -94,19 +94,11 @@ def _backward_1_fake(
     return dprobs, dh, a
 
 
-def _backward_1_flops(
-    dy: Tensor,
-    h: Tensor | None,
-    fc2_weight: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
-) -> int:
+def _backward_1_flops(dy: Tensor, h: Tensor | None, fc2_weight: Tensor | None) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return 2 * T * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
+    return 2 * T * H * F
 
 
 _backward_1 = _library.register(
@@ -227,7 +219,7 @@ def _backward(
     ) = left
     left.clear()
     dprobs = dh = a = dx = dfc1_weight = dfc1_bias = dfc2_weight = dfc2_bias = None
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight:
+    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
         dprobs, dh, a = _backward_1(
             dy,
             split_sizes,
@@ -285,16 +277,15 @@ class _GroupedMLP(torch.autograd.Function):
             need_dprobs,
             need_dfc1_bias,
         )
+        need_any = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
             split_sizes,
-            probs
-            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-            else None,
+            probs if need_any else None,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight if need_any else None,
         )
         return y
 
@@ -381,16 +372,15 @@ class _GroupedMLPTwin(_transforms.Twin):
         ) = inputs
         _, h = output
         ctx.mark_non_differentiable(*filter(torch.is_tensor, output[1:]))
+        need_any = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
             x if need_dfc1_weight else None,
             split_sizes,
-            probs
-            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-            else None,
+            probs if need_any else None,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight if need_any else None,
         )
 
 
@@ -639,15 +629,11 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias) -> y
      gemm_mma_fprop; 2 T H F flop; 2 T F + 2 E H F + 8 E + 2 E H + 2 T H bytes
 
 backward_1 (dy, split_sizes, probs, h, fc2_weight) -> dprobs, dh, a, if need_dx or need_dfc1_weight
-    or need_dprobs or need_dfc1_bias or need_dfc2_weight
+    or need_dfc2_weight or need_dprobs or need_dfc1_bias
   1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-     gemm_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T F flop; 2 T F + 4 T 2 F + 8 T bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 T F flop; 2 T 2 F + 4 T + 2 T F bytes; if need_dfc2_weight
+     gemm_mma_dgrad; 2 T H F flop; 2 T H + 2 E H F + 8 E + 2 T F bytes
+  2. pointwise_grad: da, h, probs -> dh, dprobs, a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_with_y_backward; 39 T F flop; 4 T F + 4 T 2 F + 8 T bytes
 backward_2 (dy, x, split_sizes, fc1_weight, dh) -> dx, dfc1_weight, dfc1_bias, if need_dx or
     need_dfc1_weight or need_dfc1_bias
   1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> dx
@@ -670,7 +656,8 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc1_weight   2 E 2 F H bytes; if need_dx
   h            2 T 2 F bytes;
                if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-  fc2_weight   2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight   2 E H F bytes;
+               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 4 T + 2 E 2 F H + 2 T 2 F + 2 E H F bytes, inputs and parameters included
   2 H + 4 + 4 F bytes for each token, 4 F of the forward's, none for parameters
   peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, T = 32768
@@ -681,20 +668,18 @@ kernels, first rule that holds (io is bfloat16 or float16)
     rows < 4096: mma_128x128x32_2x2_4_2
     columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
-  pointwise_scaled_swiglu_forward
-    always: the only one
   gemm_mma_dgrad
     rows < 4096: mma_128x128x32_2x2_4_2
     columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1
     always: mma_128x128x32_2x2_4_2
+  group_sum
+    always: the only one
+  pointwise_scaled_swiglu_with_y_backward
+    always: the only one
   gemm_mma_wgrad
     tokens < 4096: mma_128x128x32_2x2_4_2
     columns >= 1024 and shared_memory >= 165888: mma_128x256x64_2x4_3_1
     always: mma_128x128x32_2x2_4_2
-  group_sum
-    always: the only one
-  pointwise_scaled_swiglu_backward
-    always: the only one
   gemm_mma_fprop_gated_aux_pointwise_scaled_swiglu_forward
     rows < 4096: mma_128x128x32_2x2_4_2
     columns >= 1024 and shared_memory >= 116736: mma_128x256x32_2x4_4_1

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b1acaaffbfe89169
+# checksum sha256:97a255e35cb911d3
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "025247e8e7b186828b3702ac305471cc9bc57c60e2997878b9156e146d0d6fed"
+DIGEST = "2be71e8c6d943c97f3c991e763ce7bf5175cc42d8b2e2c3949548280c167d9db"
 _library.join("moe_layer__bf16", DIGEST)
 
 
@@ -99,7 +99,6 @@ def _backward_1_fake(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
     need_dx: bool,
@@ -109,67 +108,37 @@ def _backward_1_fake(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    reference.check_backward_1(
-        dy, split_sizes, row_slot, slot_row, row_probs, fc1_weight, h, fc2_weight
-    )
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
-    H = dy.shape[-1]
     K = slot_row.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    dx = dy.new_empty((T, H)) if need_dx else None
-    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     dh = dy.new_empty((T * K, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
+    drow_probs = dy.new_empty((T * K,), dtype=torch.float32) if need_dprobs else None
     a = dy.new_empty((T * K, F)) if need_dfc2_weight else None
-    return dx, dprobs, dh, a
+    return dh, drow_probs, a
 
 
 def _backward_1_flops(
-    dy: Tensor,
-    slot_row: Tensor,
-    fc1_weight: Tensor | None,
-    h: Tensor | None,
-    fc2_weight: Tensor | None,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dprobs: bool,
-    need_dfc1_bias: bool,
+    dy: Tensor, slot_row: Tensor, h: Tensor | None, fc2_weight: Tensor | None
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
-    return (
-        2 * T * K * H * F if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else 0
-    ) + (2 * T * K * 2 * F * H if need_dx else 0)
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    return 2 * T * K * H * F
 
 
 _backward_1 = _library.register(
     "moe_layer__bf16",
     "backward_1",
     "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
-    "Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, bool need_dx, "
-    "bool need_dfc1_weight, bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, "
-    "bool need_dfc2_bias, SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
+    "Tensor? h, Tensor? fc2_weight, bool need_dx, bool need_dfc1_weight, "
+    "bool need_dfc2_weight, bool need_dprobs, bool need_dfc1_bias, bool need_dfc2_bias, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?)",
     fake=_backward_1_fake,
     check=reference.check_backward_1,
-    tensors=8,
+    tensors=7,
     mutated=0,
     reference=reference.backward_1,
     flops=_backward_1_flops,
@@ -182,37 +151,67 @@ def _backward_2_fake(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    dh: Tensor,
+    fc1_weight: Tensor | None,
+    drow_probs: Tensor | None,
+    dh: Tensor | None,
+    need_dx: bool,
     need_dfc1_weight: bool,
+    need_dprobs: bool,
     need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, dh)
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    reference.check_backward_2(dy, x, split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh)
+    T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
-    F = dh.shape[-1] // 2
+    K = slot_row.shape[-1]
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
+    dx = dy.new_empty((T, H)) if need_dx else None
     dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
+    dprobs = dy.new_empty((T, K), dtype=torch.float32) if need_dprobs else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
-    return dfc1_weight, dfc1_bias
+    return dx, dfc1_weight, dprobs, dfc1_bias
 
 
-def _backward_2_flops(dy: Tensor, slot_row: Tensor, dh: Tensor, need_dfc1_weight: bool) -> int:
+def _backward_2_flops(
+    dy: Tensor,
+    slot_row: Tensor,
+    fc1_weight: Tensor | None,
+    dh: Tensor | None,
+    need_dx: bool,
+    need_dfc1_weight: bool,
+) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     K = slot_row.shape[-1]
-    F = dh.shape[-1] // 2
-    return 2 * T * K * 2 * F * H if need_dfc1_weight else 0
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
+    return (2 * T * K * 2 * F * H if need_dx else 0) + (
+        2 * T * K * 2 * F * H if need_dfc1_weight else 0
+    )
 
 
 _backward_2 = _library.register(
     "moe_layer__bf16",
     "backward_2",
     "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-    "Tensor dh, bool need_dfc1_weight, bool need_dfc1_bias, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?)",
+    "Tensor? fc1_weight, Tensor? drow_probs, Tensor? dh, bool need_dx, "
+    "bool need_dfc1_weight, bool need_dprobs, bool need_dfc1_bias, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
-    tensors=6,
+    tensors=8,
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
@@ -288,15 +287,14 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dx = dprobs = dh = a = dfc1_weight = dfc1_bias = dfc2_weight = dfc2_bias = None
-    if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or need_dfc2_weight:
-        dx, dprobs, dh, a = _backward_1(
+    dh = drow_probs = a = dx = dfc1_weight = dprobs = dfc1_bias = dfc2_weight = dfc2_bias = None
+    if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias:
+        dh, drow_probs, a = _backward_1(
             dy,
             split_sizes,
             row_slot,
             slot_row,
             row_probs,
-            fc1_weight,
             h,
             fc2_weight,
             need_dx,
@@ -307,20 +305,24 @@ def _backward(
             need_dfc2_bias,
             plan_capacity,
         )
-        del row_probs, fc1_weight, h, fc2_weight
-    if need_dfc1_weight or need_dfc1_bias:
-        dfc1_weight, dfc1_bias = _backward_2(
+        del row_probs, h, fc2_weight
+    if need_dprobs or need_dx or need_dfc1_weight or need_dfc1_bias:
+        dx, dfc1_weight, dprobs, dfc1_bias = _backward_2(
             dy,
             x,
             split_sizes,
             row_slot,
             slot_row,
+            fc1_weight,
+            drow_probs,
             dh,
+            need_dx,
             need_dfc1_weight,
+            need_dprobs,
             need_dfc1_bias,
             plan_capacity,
         )
-        del x, dh
+        del x, fc1_weight, drow_probs, dh
     if need_dfc2_bias or need_dfc2_weight:
         dfc2_weight, dfc2_bias = _backward_3(
             dy, split_sizes, row_slot, slot_row, a, need_dfc2_weight, need_dfc2_bias, plan_capacity
@@ -376,7 +378,9 @@ class _MoELayer(torch.autograd.Function):
             row_probs,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
         )
         ctx.plan_capacity_ = plan_capacity
         return y
@@ -466,7 +470,7 @@ class _MoELayerTwin(_transforms.Twin):
             _,
             need_dx,
             need_dfc1_weight,
-            _,
+            need_dfc2_weight,
             need_dprobs,
             need_dfc1_bias,
             _,
@@ -483,7 +487,9 @@ class _MoELayerTwin(_transforms.Twin):
             row_probs,
             fc1_weight if need_dx else None,
             h,
-            fc2_weight if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias else None,
+            fc2_weight
+            if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
+            else None,
         )
         ctx.plan_capacity_ = plan_capacity
 
@@ -741,7 +747,7 @@ buffers
   dfc2_weight          [E, H, F]; io; 2 E H F bytes; gradient
   dfc2_bias            [E, H]; io; 2 E H bytes; gradient
   dh                   [T * K, 2 * F]; io; 2 T K 2 F bytes; between ops
-  drow_probs           [T * K]; float32; 4 T K bytes; workspace
+  drow_probs           [T * K]; float32; 4 T K bytes; between ops
   drows                [T * K, H]; io; 2 T K H bytes; workspace
   dfc1_weight          [E, 2 * F, H]; io; 2 E 2 F H bytes; gradient
   dfc1_bias            [E, 2 * F]; io; 2 E 2 F bytes; gradient
@@ -767,31 +773,25 @@ forward (x, fc1_weight, fc2_weight, probs, ids, counts, fc1_bias, fc2_bias) -> y
   5. combine_rows: experts, slot_row -> y
      combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, fc1_weight, h, fc2_weight) -> dx,
-    dprobs, dh, a, if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias or
-    need_dfc2_weight
+backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dh, drow_probs, a, if
+    need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
   1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
      gemm_gather_sm90_dgrad_gathered_a; 2 T K H F flop;
-     2 T H + 2 E H F + 8 E + 8 T K + 2 T K F bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 T K F flop; 2 T K F + 4 T K 2 F + 8 T K bytes;
-     if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
-  3. take: drow_probs, slot_row -> dprobs
+     2 T H + 2 E H F + 8 E + 8 T K + 2 T K F bytes
+  2. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_with_y_backward; 39 T K F flop; 4 T K F + 4 T K 2 F + 8 T K bytes
+backward_2 (dy, x, split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, dfc1_weight,
+    dprobs, dfc1_bias, if need_dprobs or need_dx or need_dfc1_weight or need_dfc1_bias
+  1. take: drow_probs, slot_row -> dprobs
      take; 12 T K bytes; if need_dprobs
-  4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
      gemm_sm90_dgrad; 2 T K 2 F H flop; 2 T K 2 F + 2 E 2 F H + 8 E + 2 T K H bytes; if need_dx
-  5. combine_rows: drows, slot_row -> dx
+  3. combine_rows: drows, slot_row -> dx
      combine_rows; T K H flop; 2 T K H + 4 T K + 2 T H bytes; if need_dx
-  6. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 T K F flop; 2 T K 2 F + 4 T K + 2 T K F bytes;
-     if need_dfc2_weight
-backward_2 (dy, x, split_sizes, row_slot, slot_row, dh) -> dfc1_weight, dfc1_bias, if
-    need_dfc1_weight or need_dfc1_bias
-  1. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
+  4. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
      gemm_gather_sm90_wgrad_gathered_b; 2 T K 2 F H flop;
      2 T K 2 F + 2 T H + 8 E + 8 T K + 2 E 2 F H bytes; if need_dfc1_weight
-  2. group_sum: dh, split_sizes -> dfc1_bias
+  5. group_sum: dh, split_sizes -> dfc1_bias
      group_sum; T K 2 F flop; 2 T K 2 F + 8 E + 2 E 2 F bytes; if need_dfc1_bias
 backward_3 (dy, split_sizes, row_slot, slot_row, a) -> dfc2_weight, dfc2_bias, if need_dfc2_bias or
     need_dfc2_weight
@@ -813,11 +813,12 @@ saved for the backward, each only if a gradient that needs it is asked for
   fc1_weight   2 E 2 F H bytes; if need_dx
   h            2 T K 2 F bytes;
                if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
-  fc2_weight   2 E H F bytes; if need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+  fc2_weight   2 E H F bytes;
+               if need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
   at most 2 T H + 8 E + 12 T K + 2 E 2 F H + 2 T K 2 F + 2 E H F bytes, inputs and parameters
       included
   2 H + 12 K + 4 K F bytes for each token, 12 K + 4 K F of the forward's, none for parameters
-  peak of the backward, with all gradients: 1.48 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
+  peak of the backward, with all gradients: 1.61 GB at E = 8, F = 4096, H = 4096, K = 2, T = 16384
   peak of the backward, with all gradients: 3.37 GB at E = 128, F = 2048, H = 2048, K = 8, T = 4096
 
 kernels, first rule that holds (io is bfloat16 or float16)
@@ -836,8 +837,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
-  pointwise_scaled_swiglu_forward
-    always: the only one
   combine_rows
     always: the only one
   gemm_sm90_dgrad
@@ -849,7 +848,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: pingpong_128x128x64_2x1
   group_sum
     always: the only one
-  pointwise_scaled_swiglu_backward
+  pointwise_scaled_swiglu_with_y_backward
     always: the only one
   gemm_gather_sm90_fprop_gathered_a_gated_aux_pointwise_scaled_swiglu_forward
     rows < 6144: pingpong_128x128x64_2x1

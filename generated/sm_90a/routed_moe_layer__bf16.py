@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:8be6c7df659a537d
+# checksum sha256:96d1bf6ba623d080
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "7a1b7dfc5e49992a6954c33a3ac1a96b49089e0756ba1b000a34f76bea5c9de3"
+DIGEST = "2dc1cbc8d86b1de60ba75d51fa18b2cb3717b7315fb50c9aca2fefc1d40f6a87"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
@@ -174,35 +174,26 @@ def _backward_1_fake(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     reference.check_backward_1(dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight)
     T = dy.shape[-2]
+    H = dy.shape[-1]
+    E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
+    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
     dh = dy.new_empty((8 * T, 2 * F)) if need_dx or need_dfc1_weight or need_dfc1_bias else None
     drow_probs = (
         dy.new_empty((8 * T,), dtype=torch.float32)
         if need_dx or need_drouter_weight or need_drouter_bias
         else None
     )
-    a = dy.new_empty((8 * T, F)) if need_dfc2_weight else None
-    return dh, drow_probs, a
+    return dfc2_weight, dh, drow_probs
 
 
 def _backward_1_flops(
-    dy: Tensor,
-    h: Tensor | None,
-    fc2_weight: Tensor | None,
-    need_dx: bool,
-    need_drouter_weight: bool,
-    need_dfc1_weight: bool,
-    need_drouter_bias: bool,
-    need_dfc1_bias: bool,
+    dy: Tensor, h: Tensor | None, fc2_weight: Tensor | None, need_dfc2_weight: bool
 ) -> int:
     T = dy.shape[-2]
     H = dy.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    return (
-        2 * 8 * T * H * F
-        if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-        else 0
-    )
+    return 2 * 8 * T * H * F + (2 * 8 * T * H * F if need_dfc2_weight else 0)
 
 
 _backward_1 = _library.register(
@@ -244,6 +235,7 @@ def _backward_2_fake(
     need_dfc1_weight: bool,
     need_drouter_bias: bool,
     need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
     router_eps: float,
     router_least_sum: float,
     router_scale: float,
@@ -251,7 +243,9 @@ def _backward_2_fake(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
     reference.check_backward_2(
         dy,
         daux_loss,
@@ -284,7 +278,8 @@ def _backward_2_fake(
     dfc1_weight = dy.new_empty((E, 2 * F, H)) if need_dfc1_weight else None
     drouter_bias = dy.new_empty((E,)) if need_drouter_bias else None
     dfc1_bias = dy.new_empty((E, 2 * F)) if need_dfc1_bias else None
-    return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias
+    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
+    return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias, dfc2_bias
 
 
 def _backward_2_flops(
@@ -321,64 +316,16 @@ _backward_2 = _library.register(
     "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
     "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
     "Tensor? drow_probs, Tensor? dh, bool need_dx, bool need_drouter_weight, "
-    "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, float router_eps, "
-    "float router_least_sum, float router_scale, float router_aux_coefficient, "
-    "float router_z_coefficient, SymInt router_sequences, "
-    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
+    "bool need_dfc1_weight, bool need_drouter_bias, bool need_dfc1_bias, "
+    "bool need_dfc2_bias, float router_eps, float router_least_sum, float router_scale, "
+    "float router_aux_coefficient, float router_z_coefficient, SymInt router_sequences, "
+    "SymInt plan_capacity) -> (Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)",
     fake=_backward_2_fake,
     check=reference.check_backward_2,
     tensors=15,
     mutated=0,
     reference=reference.backward_2,
     flops=_backward_2_flops,
-)
-
-
-def _backward_3_fake(
-    dy: Tensor,
-    split_sizes: Tensor,
-    row_slot: Tensor,
-    slot_row: Tensor,
-    a: Tensor | None,
-    need_dfc2_weight: bool,
-    need_dfc2_bias: bool,
-    router_eps: float,
-    router_least_sum: float,
-    router_scale: float,
-    router_aux_coefficient: float,
-    router_z_coefficient: float,
-    router_sequences: int,
-    plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    reference.check_backward_3(dy, split_sizes, row_slot, slot_row, a)
-    H = dy.shape[-1]
-    E = split_sizes.shape[-1]
-    F = a.shape[-1] if a is not None else 0
-    dfc2_weight = dy.new_empty((E, H, F)) if need_dfc2_weight else None
-    dfc2_bias = dy.new_empty((E, H)) if need_dfc2_bias else None
-    return dfc2_weight, dfc2_bias
-
-
-def _backward_3_flops(dy: Tensor, a: Tensor | None, need_dfc2_weight: bool) -> int:
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = a.shape[-1] if a is not None else 0
-    return 2 * 8 * T * H * F if need_dfc2_weight else 0
-
-
-_backward_3 = _library.register(
-    "routed_moe_layer__bf16",
-    "backward_3",
-    "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? a, "
-    "bool need_dfc2_weight, bool need_dfc2_bias, float router_eps, float router_least_sum, "
-    "float router_scale, float router_aux_coefficient, float router_z_coefficient, "
-    "SymInt router_sequences, SymInt plan_capacity) -> (Tensor?, Tensor?)",
-    fake=_backward_3_fake,
-    check=reference.check_backward_3,
-    tensors=5,
-    mutated=0,
-    reference=reference.backward_3,
-    flops=_backward_3_flops,
 )
 
 
@@ -427,18 +374,18 @@ def _backward(
         fc2_weight,
     ) = left
     left.clear()
-    dh = drow_probs = a = dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = (
-        dfc2_weight
-    ) = dfc2_bias = None
+    dfc2_weight = dh = drow_probs = dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = (
+        dfc2_bias
+    ) = None
     if (
         need_dx
         or need_drouter_weight
         or need_dfc1_weight
+        or need_dfc2_weight
         or need_drouter_bias
         or need_dfc1_bias
-        or need_dfc2_weight
     ):
-        dh, drow_probs, a = _backward_1(
+        dfc2_weight, dh, drow_probs = _backward_1(
             dy,
             split_sizes,
             row_slot,
@@ -462,8 +409,15 @@ def _backward(
             plan_capacity,
         )
         del row_probs, h, fc2_weight
-    if need_dx or need_drouter_weight or need_drouter_bias or need_dfc1_bias or need_dfc1_weight:
-        dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias = _backward_2(
+    if (
+        need_dx
+        or need_drouter_weight
+        or need_drouter_bias
+        or need_dfc1_bias
+        or need_dfc1_weight
+        or need_dfc2_bias
+    ):
+        dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias, dfc2_bias = _backward_2(
             dy,
             daux_loss,
             dz_loss,
@@ -484,23 +438,6 @@ def _backward(
             need_dfc1_weight,
             need_drouter_bias,
             need_dfc1_bias,
-            router_eps,
-            router_least_sum,
-            router_scale,
-            router_aux_coefficient,
-            router_z_coefficient,
-            router_sequences,
-            plan_capacity,
-        )
-        del x, all_counts, router_weight, router_logits, ids, counts, fc1_weight, drow_probs, dh
-    if need_dfc2_bias or need_dfc2_weight:
-        dfc2_weight, dfc2_bias = _backward_3(
-            dy,
-            split_sizes,
-            row_slot,
-            slot_row,
-            a,
-            need_dfc2_weight,
             need_dfc2_bias,
             router_eps,
             router_least_sum,
@@ -598,6 +535,7 @@ class _RoutedMoELayer(torch.autograd.Function):
             if need_dx
             or need_drouter_weight
             or need_dfc1_weight
+            or need_dfc2_weight
             or need_drouter_bias
             or need_dfc1_bias
             else None,
@@ -736,7 +674,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             need_dx,
             need_drouter_weight,
             need_dfc1_weight,
-            _,
+            need_dfc2_weight,
             need_drouter_bias,
             need_dfc1_bias,
             _,
@@ -768,6 +706,7 @@ class _RoutedMoELayerTwin(_transforms.Twin):
             if need_dx
             or need_drouter_weight
             or need_dfc1_weight
+            or need_dfc2_weight
             or need_drouter_bias
             or need_dfc1_bias
             else None,
@@ -1125,7 +1064,7 @@ buffers
   fc1_weight              [E, 2 * F, H]; io; 2 E 2 F H bytes; parameter fc1.weight
   fc1_bias                [E, 2 * F]; io; 2 E 2 F bytes; parameter fc1.bias, optional
   h                       [8 * T, 2 * F]; io; 2 8 T 2 F bytes; kept for the backward
-  a                       [8 * T, F]; io; 2 8 T F bytes; between ops
+  a                       [8 * T, F]; io; 2 8 T F bytes; workspace
   fc2_weight              [E, H, F]; io; 2 E H F bytes; parameter fc2.weight
   fc2_bias                [E, H]; io; 2 E H bytes; parameter fc2.bias, optional
   experts                 [8 * T, H]; io; 2 8 T H bytes; workspace
@@ -1175,23 +1114,21 @@ forward (x, router_weight, fc1_weight, fc2_weight, choice_bias, all_counts, rout
   7. combine_rows: experts, slot_row -> y
      combine_rows; 8 T H flop; 2 8 T H + 4 8 T + 2 T H bytes
 
-backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dh, drow_probs, a, if
-    need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias or
-    need_dfc2_weight
+backward_1 (dy, split_sizes, row_slot, slot_row, row_probs, h, fc2_weight) -> dfc2_weight, dh,
+    drow_probs, if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or
+    need_drouter_bias or need_dfc1_bias
   1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
      gemm_gather_sm90_dgrad_gathered_a; 2 8 T H F flop;
-     2 T H + 2 E H F + 8 E + 8 8 T + 2 8 T F bytes;
-     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_backward; 38 8 T F flop; 2 8 T F + 4 8 T 2 F + 8 8 T bytes;
-     if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-  3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-     pointwise_scaled_swiglu_forward; 27 8 T F flop; 2 8 T 2 F + 4 8 T + 2 8 T F bytes;
-     if need_dfc2_weight
+     2 T H + 2 E H F + 8 E + 8 8 T + 2 8 T F bytes
+  2. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up * scales)
+     pointwise_scaled_swiglu_with_y_backward; 39 8 T F flop; 4 8 T F + 4 8 T 2 F + 8 8 T bytes
+  3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+     gemm_gather_sm90_wgrad_gathered_a; 2 8 T H F flop;
+     2 T H + 2 8 T F + 8 E + 8 8 T + 2 E H F bytes; if need_dfc2_weight
 backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits, ids, counts,
     split_sizes, row_slot, slot_row, fc1_weight, drow_probs, dh) -> dx, drouter_weight, dfc1_weight,
-    drouter_bias, dfc1_bias, if need_dx or need_drouter_weight or need_drouter_bias or
-    need_dfc1_bias or need_dfc1_weight
+    drouter_bias, dfc1_bias, dfc2_bias, if need_dx or need_drouter_weight or need_drouter_bias or
+    need_dfc1_bias or need_dfc1_weight or need_dfc2_bias
   1. take: drow_probs, slot_row -> dprobs
      take; 12 8 T bytes; if need_dx or need_drouter_weight or need_drouter_bias
   2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
@@ -1214,15 +1151,10 @@ backward_2 (dy, daux_loss, dz_loss, x, all_counts, router_weight, router_logits,
   9. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
      gemm_gather_sm90_wgrad_gathered_b; 2 8 T 2 F H flop;
      2 8 T 2 F + 2 T H + 8 E + 8 8 T + 2 E 2 F H bytes; if need_dfc1_weight
-backward_3 (dy, split_sizes, row_slot, slot_row, a) -> dfc2_weight, dfc2_bias, if need_dfc2_bias or
-    need_dfc2_weight
-  1. gather_rows: dy, row_slot, slot_row -> dexperts
+  10. gather_rows: dy, row_slot, slot_row -> dexperts
      gather_rows; 2 T H + 8 8 T + 2 8 T H bytes; if need_dfc2_bias
-  2. group_sum: dexperts, split_sizes -> dfc2_bias
+  11. group_sum: dexperts, split_sizes -> dfc2_bias
      group_sum; 8 T H flop; 2 8 T H + 8 E + 2 E H bytes; if need_dfc2_bias
-  3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
-     gemm_gather_sm90_wgrad_gathered_a; 2 8 T H F flop;
-     2 T H + 2 8 T F + 8 E + 8 8 T + 2 E H F bytes; if need_dfc2_weight
 
 saved for the backward, each only if a gradient that needs it is asked for
   x              2 T H bytes;
@@ -1243,14 +1175,14 @@ saved for the backward, each only if a gradient that needs it is asked for
                  if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or
                  need_drouter_bias or need_dfc1_bias
   fc2_weight     2 E H F bytes;
-                 if need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or
-                 need_dfc1_bias
+                 if need_dx or need_drouter_weight or need_dfc1_weight or need_dfc2_weight or
+                 need_drouter_bias or need_dfc1_bias
   at most 2 T H + 24 E + 2 E H + 4 T E + 16 8 T + 2 E 2 F H + 2 8 T 2 F + 2 E H F bytes, inputs and
       parameters included
   2 H + 4 E + 128 + 32 F bytes for each token, 4 E + 128 + 32 F of the forward's, none for
       parameters
-  peak of the backward, with all gradients: 10.7 GB at E = 8, F = 4096, H = 4096, T = 32768
-  peak of the backward, with all gradients: 5.53 GB at E = 128, F = 2048, H = 2048, T = 32768
+  peak of the backward, with all gradients: 12.9 GB at E = 8, F = 4096, H = 4096, T = 32768
+  peak of the backward, with all gradients: 6.60 GB at E = 128, F = 2048, H = 2048, T = 32768
 
 kernels, first rule that holds (io is bfloat16 or float16)
   gemm_sm90_fprop_fp32
@@ -1279,8 +1211,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     k >= 6144: cooperative_128x256x64_2x1
     columns >= 1280: pingpong_128x192x64_2x1
     always: pingpong_128x128x64_2x1
-  pointwise_scaled_swiglu_forward
-    always: the only one
   combine_rows
     always: the only one
   gemm_sm90_dgrad
@@ -1290,6 +1220,10 @@ kernels, first rule that holds (io is bfloat16 or float16)
     k < 3072: pingpong_128x128x64_2x1
     rows >= 6144: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
+  group_sum
+    always: the only one
+  pointwise_scaled_swiglu_with_y_backward
+    always: the only one
   gemm_sm90_wgrad
     groups == 1 and tokens >= 512: least of
       cooperative_128x256x64_2x1: 4316 + waves * (2248 + 10272 * k / 1024) ns; 256 x 256 on 2 SMs
@@ -1299,10 +1233,6 @@ kernels, first rule that holds (io is bfloat16 or float16)
     columns >= 1536: pingpong_128x192x64_2x1
     tokens >= 393216: cooperative_128x256x64_2x1
     always: pingpong_128x128x64_2x1
-  group_sum
-    always: the only one
-  pointwise_scaled_swiglu_backward
-    always: the only one
   route_grad
     always: the only one
   gemm_sm90_dgrad_binary_pointwise_add_2_of_b

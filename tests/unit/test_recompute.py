@@ -236,10 +236,13 @@ def test_a_run_of_pointwise_steps_follows_from_its_beginning(tmp_path: Path) -> 
         "two_weight",
     ]
     assert [r.buffer for r in again.saved] == ["x", "one_weight", "one_y", "two_weight"]
-    repeated = [s for s in again.backward.steps if s.primitive == "pointwise"]
-    assert [step.writes for step in repeated] == [("p_y",), ("q_y",)]
-    assert repeated[1].when == (need("two_weight"),)
-    assert {*repeated[0].when} == {need(n) for n in ("x", "one_weight", "one_bias", "two_weight")}
+    (repeated,) = (s for s in again.backward.steps if s.primitive == "pointwise")
+    assert repeated.writes == ("p_y",)
+    (gradient,) = (s for s in again.backward.steps if "q_y" in s.writes)
+    assert gradient.primitive == "pointwise_grad"
+    assert gradient.wanted("q_y") == (need("two_weight"),)
+    every = {need(name) for name in ("x", "one_weight", "one_bias", "two_weight")}
+    assert {*repeated.when} == {*gradient.when} == every
 
 
 def test_what_only_arguments_give_is_made_again(tmp_path: Path) -> None:

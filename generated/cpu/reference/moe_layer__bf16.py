@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:e508e8f7e62e2304
+# checksum sha256:ea20ecc48fb08136
 """moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -33,20 +33,22 @@ def _act_forward(h: Tensor, row_probs: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _act_backward(da: Tensor, h: Tensor, row_probs: Tensor) -> tuple[Tensor, Tensor]:
+def _act_backward(h: Tensor, row_probs: Tensor, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = gate * sigmoid(gate) * up * scales, differentiated."""
-    io = da.dtype
+    io = h.dtype
     gate, up = steps.halves(h)
-    dy = steps.wide(da)
     scales = steps.per_row(row_probs)
+    dy = steps.wide(da)
     t0 = torch.sigmoid(gate)
     t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
+    t4 = t3 * up
     dgate = (t0 + t2) * up * scales * dy
     dup = t3 * scales * dy
-    dscales = t3 * up * dy
-    return steps.join(dgate, dup, io), steps.row_sum(dscales)
+    dscales = t4 * dy
+    y = t4 * scales
+    return steps.join(dgate, dup, io), steps.row_sum(dscales), y.to(io)
 
 
 def check_forward(
@@ -217,25 +219,22 @@ def backward_1(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
     dfc2_weight = dfc2_bias = dh = drow_probs = da = a = steps.ABSENT
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    need_da = need_dx or need_dfc1_weight or need_dfc2_weight or need_dprobs or need_dfc1_bias
     # 1. gather_rows: dy, row_slot, slot_row -> dexperts
     dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
     # 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
     if need_da:
         da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
-    # 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, row_probs)
-    # 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
-    # 5. group_sum: dexperts, split_sizes -> dfc2_bias
+    # 3. group_sum: dexperts, split_sizes -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dexperts, split_sizes)
-    # 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
+    # 4. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
     #    scales)
     if need_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
+        dh, drow_probs, a = _act_backward(h, row_probs, da)
+    # 5. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
     return (
         dfc2_weight,
         dfc2_bias,
@@ -251,7 +250,8 @@ def check_backward_2(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor,
+    dh: Tensor | None,
+    drow_probs: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -274,11 +274,20 @@ def check_backward_2(
     checks.device(CELL, "dh", dh, "dy", dy)
     checks.same_dtype(CELL, "dh", dh, "dy", dy)
     checks.rank(CELL, "dh", dh, 2, "[T * K, 2 * F]")
+    checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
+    checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
+    checks.rank(CELL, "drow_probs", drow_probs, 1, "[T * K]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = dh.shape[-1] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
     checks.size(CELL, "x", x, -2, T, "T (tokens)")
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
@@ -288,6 +297,7 @@ def check_backward_2(
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "dh", dh, -2, T * K, "T * K")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
+    checks.size(CELL, "drow_probs", drow_probs, -1, T * K, "T * K")
 
 
 def backward_2(
@@ -297,71 +307,32 @@ def backward_2(
     row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: steps.IfAsked,
-    dh: Tensor,
-    need_dx: bool,
-    need_dfc1_weight: bool,
-    need_dfc1_bias: bool,
-    plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward_2 program, step by step."""
-    dfc1_weight = dfc1_bias = drows = rows = steps.ABSENT
-    # 1. gather_rows: x, row_slot, slot_row -> rows
-    if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
-    # 3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 4. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    return dfc1_weight, dfc1_bias, drows
-
-
-def check_backward_3(
-    dy: Tensor,
-    slot_row: Tensor,
-    drows: Tensor | None,
-    drow_probs: Tensor | None,
-) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "slot_row", slot_row, "dy", dy)
-    checks.dtype(CELL, "slot_row", slot_row, torch.int32)
-    checks.rank(CELL, "slot_row", slot_row, 2, "[T, K]")
-    checks.device(CELL, "drows", drows, "dy", dy)
-    checks.same_dtype(CELL, "drows", drows, "dy", dy)
-    checks.rank(CELL, "drows", drows, 2, "[T * K, H]")
-    checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
-    checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
-    checks.rank(CELL, "drow_probs", drow_probs, 1, "[T * K]")
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    K = slot_row.shape[-1]
-    checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
-    checks.size(CELL, "drows", drows, -2, T * K, "T * K")
-    checks.size(CELL, "drows", drows, -1, H, "H (hidden)")
-    checks.size(CELL, "drow_probs", drow_probs, -1, T * K, "T * K")
-
-
-def backward_3(
-    dy: Tensor,
-    slot_row: Tensor,
-    drows: steps.IfAsked,
+    dh: steps.IfAsked,
     drow_probs: steps.IfAsked,
     need_dx: bool,
+    need_dfc1_weight: bool,
     need_dprobs: bool,
+    need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
-    dx = dprobs = steps.ABSENT
-    # 1. combine_rows: drows, slot_row -> dx
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The backward_2 program, step by step."""
+    dx = dfc1_weight = dprobs = dfc1_bias = drows = rows = steps.ABSENT
+    # 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 2. combine_rows: drows, slot_row -> dx
     if need_dx:
         dx = routing.combine_rows(drows, slot_row=slot_row)
-    # 2. take: drow_probs, slot_row -> dprobs
+    # 3. gather_rows: x, row_slot, slot_row -> rows
+    if need_dfc1_weight:
+        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
+    # 5. group_sum: dh, split_sizes -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 6. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
         dprobs = routing.take(drow_probs, index=slot_row)
-    return dx, dprobs
+    return dx, dfc1_weight, dprobs, dfc1_bias

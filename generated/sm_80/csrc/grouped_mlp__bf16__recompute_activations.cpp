@@ -2,7 +2,7 @@
 // from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 //      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:5854964a723c17b2
+// checksum sha256:8063213ebfd2c743
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
@@ -11,8 +11,7 @@
 #include "dispatch/gemm_mma_fprop_gated_aux_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_mma_wgrad.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_scaled_swiglu_backward.h"
-#include "dispatch/pointwise_scaled_swiglu_forward.h"
+#include "dispatch/pointwise_scaled_swiglu_with_y_backward.h"
 #include "fusegen/host/checks.h"
 #include "fusegen/host/stable.h"
 #include "fusegen/host/workspace.h"
@@ -186,7 +185,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const auto probs_dense = dense(probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
   std::optional<Tensor> dprobs;
   if (need_dprobs) dprobs = empty({T}, ScalarType::Float, dy);
   std::optional<Tensor> dh;
@@ -194,59 +192,39 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   std::optional<Tensor> a;
   if (need_dfc2_weight) a = empty({T, F}, io, dy);
   const std::array<Lifetime, 1> lives{{
-      {need_da ? padded(2 * T * F) : kUnwanted, 1, 2},  // da
+      {padded(2 * T * F), 1, 2},  // da
   }};
-  const std::array regions{
-      region(a, /*before=*/3),
-  };
-  const Workspace workspace(lives, dy, regions);
+  const Workspace workspace(lives, dy);
   void* const da = workspace[0];
 
   // 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-  if (need_da) {
-    check(kCell,
-          gemm_mma_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dy_dense),
-                  /*b=*/pointer(fc2_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(da),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T,
-                  /*groups=*/E,
-                  /*n=*/H,
-                  /*k=*/F,
-                  sms,
-              },
-              stream));
-  }
-  // 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(dprobs)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
+  check(kCell,
+        gemm_mma_dgrad(io,
+            GemmArguments{
+                /*a=*/pointer(dy_dense),
+                /*b=*/pointer(fc2_weight_dense),
+                /*bias=*/nullptr,
+                /*out=*/writable(da),
+                /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                /*tokens=*/T,
+                /*groups=*/E,
+                /*n=*/H,
+                /*k=*/F,
+                sms,
+            },
+            stream));
+  // 2. pointwise_grad: da, h, probs -> dh, dprobs, a  (y = gate * sigmoid(gate) * up * scales)
+  check(kCell,
+        pointwise_scaled_swiglu_with_y_backward(io,
+            PointwiseArguments{
+                /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(probs_dense),
+                    pointer(da)},
+                /*results=*/{writable(dh), writable(dh), writable(dprobs), writable(a)},
+                /*scalars=*/{},
+                /*rows=*/T,
+                /*columns=*/F,
+            },
+            stream));
   return {dprobs, dh, a};
 }
 

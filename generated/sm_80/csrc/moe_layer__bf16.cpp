@@ -4,7 +4,7 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:4f3c7c49f179507d
+// checksum sha256:a2c9408e8bc77565
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -15,8 +15,7 @@
 #include "dispatch/gemm_mma_fprop_gated_aux_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_mma_wgrad.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_scaled_swiglu_backward.h"
-#include "dispatch/pointwise_scaled_swiglu_forward.h"
+#include "dispatch/pointwise_scaled_swiglu_with_y_backward.h"
 #include "dispatch/routing_plan.h"
 #include "dispatch/take.h"
 #include "fusegen/host/checks.h"
@@ -297,7 +296,8 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto row_probs_dense = dense(row_probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
+  const bool need_da = need_dx || need_dfc1_weight || need_dfc2_weight || need_dprobs
+      || need_dfc1_bias;
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dfc2_bias;
@@ -308,13 +308,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_dprobs) drow_probs = empty({T * K}, ScalarType::Float, dy);
   const std::array<Lifetime, 3> lives{{
       {padded(2 * T * K * H), 1, 5},  // dexperts
-      {need_da ? padded(2 * T * K * F) : kUnwanted, 2, 6},  // da
-      {need_dfc2_weight ? padded(2 * T * K * F) : kUnwanted, 3, 4},  // a
+      {need_da ? padded(2 * T * K * F) : kUnwanted, 2, 4},  // da
+      {need_dfc2_weight ? padded(2 * T * K * F) : kUnwanted, 4, 5},  // a
   }};
   const std::array regions{
-      region(dfc2_bias, /*before=*/5),
-      region(dh, /*before=*/6),
-      region(drow_probs, /*before=*/6),
+      region(dfc2_weight, /*before=*/5),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dexperts = workspace[0];
@@ -351,20 +349,36 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
+  // 3. group_sum: dexperts, split_sizes -> dfc2_bias
+  if (need_dfc2_bias) {
     check(kCell,
-          pointwise_scaled_swiglu_forward(io,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dexperts),
+                  /*out=*/writable(dfc2_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/H,
+              },
+              stream));
+  }
+  // 4. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
+  //    scales)
+  if (need_da) {
+    check(kCell,
+          pointwise_scaled_swiglu_with_y_backward(io,
               PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
+                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense),
+                      pointer(da)},
+                  /*results=*/{writable(dh), writable(dh), writable(drow_probs), writable(a)},
                   /*scalars=*/{},
                   /*rows=*/T * K,
                   /*columns=*/F,
               },
               stream));
   }
-  // 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+  // 5. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
   if (need_dfc2_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
@@ -382,47 +396,22 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 5. group_sum: dexperts, split_sizes -> dfc2_bias
-  if (need_dfc2_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dexperts),
-                  /*out=*/writable(dfc2_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/H,
-              },
-              stream));
-  }
-  // 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(row_probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(drow_probs)},
-                  /*scalars=*/{},
-                  /*rows=*/T * K,
-                  /*columns=*/F,
-              },
-              stream));
-  }
   return {dfc2_weight, dfc2_bias, dh, drow_probs};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> backward_2(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> fc1_weight,
-    Tensor dh,
+    std::optional<Tensor> dh,
+    std::optional<Tensor> drow_probs,
     bool need_dx,
     bool need_dfc1_weight,
+    bool need_dprobs,
     bool need_dfc1_bias,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
@@ -446,11 +435,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_device(kCell, "dh", given(dh), "dy", dy);
   check_same_dtype(kCell, "dh", given(dh), "dy", dy);
   check_rank(kCell, "dh", given(dh), 2, true, "[T * K, 2 * F]");
+  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
+  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
+  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
-  const int64_t F = extent(dh, -1) / 2;
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : dh ? extent(*dh, -1) / 2 : 0;
   check_size(kCell, "x", given(x), -2, T, "T (tokens)");
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
@@ -460,8 +452,9 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "dh", given(dh), -2, T * K, "T * K");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -474,55 +467,29 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const auto slot_row_dense = dense(slot_row);
   const auto fc1_weight_dense = dense(fc1_weight);
   const auto dh_dense = dense(dh);
+  const auto drow_probs_dense = dense(drow_probs);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
   if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  std::optional<Tensor> drows;
-  if (need_dx) drows = empty({T * K, H}, io, dy);
-  const std::array<Lifetime, 1> lives{{
-      {need_dfc1_weight ? padded(2 * T * K * H) : kUnwanted, 1, 2},  // rows
+  const std::array<Lifetime, 2> lives{{
+      {need_dx ? padded(2 * T * K * H) : kUnwanted, 1, 2},  // drows
+      {need_dfc1_weight ? padded(2 * T * K * H) : kUnwanted, 3, 4},  // rows
   }};
   const std::array regions{
-      region(drows, /*before=*/3),
-      region(dfc1_bias, /*before=*/4),
+      region(dfc1_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/5),
+      region(dprobs, /*before=*/6),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const rows = workspace[0];
+  void* const drows = workspace[0];
+  void* const rows = workspace[1];
 
-  // 1. gather_rows: x, row_slot, slot_row -> rows
-  if (need_dfc1_weight) {
-    {
-      GatherRowsArguments arguments{};
-      arguments.x = pointer(x_dense);
-      arguments.row_slot = pointer(row_slot_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.y = writable(rows);
-      arguments.tokens = T;
-      arguments.choices = K;
-      arguments.columns = H;
-      check(kCell, gather_rows(io, arguments, stream));
-    }
-  }
-  // 2. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_mma_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(rows),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 3. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
   if (need_dx) {
     check(kCell,
           gemm_mma_dgrad(io,
@@ -540,7 +507,52 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  // 4. group_sum: dh, split_sizes -> dfc1_bias
+  // 2. combine_rows: drows, slot_row -> dx
+  if (need_dx) {
+    {
+      CombineRowsArguments arguments{};
+      arguments.y = pointer(drows);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.x = writable(dx);
+      arguments.tokens = T;
+      arguments.choices = K;
+      arguments.columns = H;
+      check(kCell, combine_rows(io, arguments, stream));
+    }
+  }
+  // 3. gather_rows: x, row_slot, slot_row -> rows
+  if (need_dfc1_weight) {
+    {
+      GatherRowsArguments arguments{};
+      arguments.x = pointer(x_dense);
+      arguments.row_slot = pointer(row_slot_dense);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.y = writable(rows);
+      arguments.tokens = T;
+      arguments.choices = K;
+      arguments.columns = H;
+      check(kCell, gather_rows(io, arguments, stream));
+    }
+  }
+  // 4. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_mma_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(rows),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc1_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 5. group_sum: dh, split_sizes -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
@@ -554,64 +566,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
               },
               stream));
   }
-  return {dfc1_weight, dfc1_bias, drows};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
-    Tensor dy,
-    Tensor slot_row,
-    std::optional<Tensor> drows,
-    std::optional<Tensor> drow_probs,
-    bool need_dx,
-    bool need_dprobs,
-    int64_t /*plan_capacity*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "slot_row", given(slot_row), "dy", dy);
-  check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
-  check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, K]");
-  check_device(kCell, "drows", given(drows), "dy", dy);
-  check_same_dtype(kCell, "drows", given(drows), "dy", dy);
-  check_rank(kCell, "drows", given(drows), 2, true, "[T * K, H]");
-  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
-  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
-  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t K = extent(slot_row, -1);
-  check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
-  check_size(kCell, "drows", given(drows), -2, T * K, "T * K");
-  check_size(kCell, "drows", given(drows), -1, H, "H (hidden)");
-  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const ScalarType io = dy.scalar_type();
-  const auto slot_row_dense = dense(slot_row);
-  const auto drows_dense = dense(drows);
-  const auto drow_probs_dense = dense(drow_probs);
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
-
-  // 1. combine_rows: drows, slot_row -> dx
-  if (need_dx) {
-    {
-      CombineRowsArguments arguments{};
-      arguments.y = pointer(drows_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.x = writable(dx);
-      arguments.tokens = T;
-      arguments.choices = K;
-      arguments.columns = H;
-      check(kCell, combine_rows(io, arguments, stream));
-    }
-  }
-  // 2. take: drow_probs, slot_row -> dprobs
+  // 6. take: drow_probs, slot_row -> dprobs
   if (need_dprobs) {
     {
       TakeArguments arguments{};
@@ -623,7 +578,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
       check(kCell, take(io, arguments, stream));
     }
   }
-  return {dx, dprobs};
+  return {dx, dfc1_weight, dprobs, dfc1_bias};
 }
 
 }  // namespace
@@ -632,5 +587,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_80, CUDA, m) {
   m.impl("moe_layer__bf16_forward", TORCH_BOX(&forward));
   m.impl("moe_layer__bf16_backward_1", TORCH_BOX(&backward_1));
   m.impl("moe_layer__bf16_backward_2", TORCH_BOX(&backward_2));
-  m.impl("moe_layer__bf16_backward_3", TORCH_BOX(&backward_3));
 }

@@ -4,7 +4,7 @@
 //      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:d0f47aa4a0f9985d
+// checksum sha256:28c443faef98068f
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
@@ -17,8 +17,7 @@
 #include "dispatch/gemm_mma_fprop_gated_aux_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_mma_wgrad.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_scaled_swiglu_backward.h"
-#include "dispatch/pointwise_scaled_swiglu_forward.h"
+#include "dispatch/pointwise_scaled_swiglu_with_y_backward.h"
 #include "dispatch/route.h"
 #include "dispatch/route_grad.h"
 #include "dispatch/routing_plan.h"
@@ -318,9 +317,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> backward_1(
+    std::optional<Tensor>> backward_1(
     Tensor dy,
-    std::optional<Tensor> x,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
@@ -344,9 +342,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
   check_io_dtype(kCell, "dy", given(dy));
   check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "x", given(x), "dy", dy);
-  check_same_dtype(kCell, "x", given(x), "dy", dy);
-  check_rank(kCell, "x", given(x), 2, true, "[T, H]");
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
@@ -369,8 +364,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
-  check_size(kCell, "x", given(x), -2, T, "T (tokens)");
-  check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "row_slot", given(row_slot), -1, 8 * T, "8 * T");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
   check_size(kCell, "slot_row", given(slot_row), -1, 8, "8");
@@ -388,15 +381,14 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
   const auto dy_dense = dense(dy);
-  const auto x_dense = dense(x);
   const auto split_sizes_dense = dense(split_sizes);
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
   const auto row_probs_dense = dense(row_probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_drouter_weight || need_dfc1_weight || need_drouter_bias
-      || need_dfc1_bias;
+  const bool need_da = need_dx || need_drouter_weight || need_dfc1_weight || need_dfc2_weight
+      || need_drouter_bias || need_dfc1_bias;
   std::optional<Tensor> dfc2_weight;
   if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dfc2_bias;
@@ -406,22 +398,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   std::optional<Tensor> drow_probs;
   if (need_dx || need_drouter_weight || need_drouter_bias) drow_probs =
       empty({8 * T}, ScalarType::Float, dy);
-  std::optional<Tensor> rows;
-  if (need_dfc1_weight) rows = empty({8 * T, H}, io, dy);
   const std::array<Lifetime, 3> lives{{
       {padded(2 * 8 * T * H), 1, 5},  // dexperts
-      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 2, 3},  // a
-      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 4, 6},  // da
+      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 2, 3},  // da
+      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 3, 4},  // a
   }};
   const std::array regions{
+      region(dfc2_weight, /*before=*/4),
       region(dfc2_bias, /*before=*/5),
-      region(dh, /*before=*/6),
-      region(rows, /*before=*/7),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dexperts = workspace[0];
-  void* const a = workspace[1];
-  void* const da = workspace[2];
+  void* const da = workspace[1];
+  void* const a = workspace[2];
 
   // 1. gather_rows: dy, row_slot, slot_row -> dexperts
   {
@@ -435,28 +424,15 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     arguments.columns = H;
     check(kCell, gather_rows(io, arguments, stream));
   }
-  // 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
+  // 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  if (need_da) {
     check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/8 * T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_mma_wgrad(io,
+          gemm_mma_dgrad(io,
               GemmArguments{
                   /*a=*/pointer(dexperts),
-                  /*b=*/pointer(a),
+                  /*b=*/pointer(fc2_weight_dense),
                   /*bias=*/nullptr,
-                  /*out=*/writable(dfc2_weight),
+                  /*out=*/writable(da),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/8 * T,
                   /*groups=*/E,
@@ -466,15 +442,30 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+  // 3. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
+  //    scales)
   if (need_da) {
     check(kCell,
-          gemm_mma_dgrad(io,
+          pointwise_scaled_swiglu_with_y_backward(io,
+              PointwiseArguments{
+                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense),
+                      pointer(da)},
+                  /*results=*/{writable(dh), writable(dh), writable(drow_probs), writable(a)},
+                  /*scalars=*/{},
+                  /*rows=*/8 * T,
+                  /*columns=*/F,
+              },
+              stream));
+  }
+  // 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+  if (need_dfc2_weight) {
+    check(kCell,
+          gemm_mma_wgrad(io,
               GemmArguments{
                   /*a=*/pointer(dexperts),
-                  /*b=*/pointer(fc2_weight_dense),
+                  /*b=*/pointer(a),
                   /*bias=*/nullptr,
-                  /*out=*/writable(da),
+                  /*out=*/writable(dfc2_weight),
                   /*group_sizes=*/integers(pointer(split_sizes_dense)),
                   /*tokens=*/8 * T,
                   /*groups=*/E,
@@ -498,35 +489,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(row_probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(drow_probs)},
-                  /*scalars=*/{},
-                  /*rows=*/8 * T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 7. gather_rows: x, row_slot, slot_row -> rows
-  if (need_dfc1_weight) {
-    {
-      GatherRowsArguments arguments{};
-      arguments.x = pointer(x_dense);
-      arguments.row_slot = pointer(row_slot_dense);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.y = writable(rows);
-      arguments.tokens = T;
-      arguments.choices = 8;
-      arguments.columns = H;
-      check(kCell, gather_rows(io, arguments, stream));
-    }
-  }
-  return {dfc2_weight, dfc2_bias, dh, drow_probs, rows};
+  return {dfc2_weight, dfc2_bias, dh, drow_probs};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
@@ -541,11 +504,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     std::optional<Tensor> ids,
     std::optional<Tensor> counts,
     Tensor split_sizes,
+    Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> fc1_weight,
-    std::optional<Tensor> dh,
     std::optional<Tensor> drow_probs,
-    std::optional<Tensor> rows,
+    std::optional<Tensor> dh,
     bool need_dx,
     bool need_drouter_weight,
     bool need_dfc1_weight,
@@ -588,21 +551,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
   check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
   check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
+  check_device(kCell, "row_slot", given(row_slot), "dy", dy);
+  check_dtype(kCell, "row_slot", given(row_slot), ScalarType::Int);
+  check_rank(kCell, "row_slot", given(row_slot), 1, true, "[8 * T]");
   check_device(kCell, "slot_row", given(slot_row), "dy", dy);
   check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
   check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, 8]");
   check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
   check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
-  check_device(kCell, "dh", given(dh), "dy", dy);
-  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
-  check_rank(kCell, "dh", given(dh), 2, true, "[8 * T, 2 * F]");
   check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
   check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
   check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[8 * T]");
-  check_device(kCell, "rows", given(rows), "dy", dy);
-  check_same_dtype(kCell, "rows", given(rows), "dy", dy);
-  check_rank(kCell, "rows", given(rows), 2, true, "[8 * T, H]");
+  check_device(kCell, "dh", given(dh), "dy", dy);
+  check_same_dtype(kCell, "dh", given(dh), "dy", dy);
+  check_rank(kCell, "dh", given(dh), 2, true, "[8 * T, 2 * F]");
   const int64_t T = extent(dy, -2);
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
@@ -617,18 +580,17 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_size(kCell, "ids", given(ids), -2, T, "T (tokens)");
   check_size(kCell, "ids", given(ids), -1, 8, "8");
   check_size(kCell, "counts", given(counts), -1, E, "E (num_experts)");
+  check_size(kCell, "row_slot", given(row_slot), -1, 8 * T, "8 * T");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
   check_size(kCell, "slot_row", given(slot_row), -1, 8, "8");
   check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
   check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
   check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "drow_probs", given(drow_probs), -1, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -2, 8 * T, "8 * T");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_size(kCell, "drow_probs", given(drow_probs), -1, 8 * T, "8 * T");
-  check_size(kCell, "rows", given(rows), -2, 8 * T, "8 * T");
-  check_size(kCell, "rows", given(rows), -1, H, "H (hidden)");
-  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
   check_multiple(kCell, "H (hidden)", H, 8, "sm_80");
+  check_multiple(kCell, "2 * F", 2 * F, 8, "sm_80");
   check_multiple(kCell, "E (num_experts)", E, 8, "sm_80");
 
   const DeviceGuard guard(device);
@@ -645,11 +607,11 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto ids_dense = dense(ids);
   const auto counts_dense = dense(counts);
   const auto split_sizes_dense = dense(split_sizes);
+  const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
   const auto fc1_weight_dense = dense(fc1_weight);
-  const auto dh_dense = dense(dh);
   const auto drow_probs_dense = dense(drow_probs);
-  const auto rows_dense = dense(rows);
+  const auto dh_dense = dense(dh);
   const bool need_dprobs = need_dx || need_drouter_weight || need_drouter_bias;
   std::optional<Tensor> dx;
   if (need_dx) dx = empty({T, H}, io, dy);
@@ -661,25 +623,70 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_drouter_bias) drouter_bias = empty({E}, io, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  const std::array<Lifetime, 4> lives{{
-      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 1, 2},  // drows
-      {need_dx ? padded(2 * T * H) : kUnwanted, 2, 5},  // dx_partial_1
-      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 3, 4},  // dprobs
-      {need_dprobs ? padded(2 * T * E) : kUnwanted, 4, 8},  // router_rounded_dlogits
+  const std::array<Lifetime, 5> lives{{
+      {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 1, 7},  // dprobs
+      {need_dfc1_weight ? padded(2 * 8 * T * H) : kUnwanted, 2, 3},  // rows
+      {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 4, 6},  // drows
+      {need_dx ? padded(2 * T * H) : kUnwanted, 6, 8},  // dx_partial_1
+      {need_dprobs ? padded(2 * T * E) : kUnwanted, 7, 10},  // router_rounded_dlogits
   }};
   const std::array regions{
-      region(dx, /*before=*/5),
-      region(dfc1_bias, /*before=*/6),
-      region(drouter_weight, /*before=*/7),
-      region(dfc1_weight, /*before=*/9),
+      region(dfc1_bias, /*before=*/5),
+      region(dx, /*before=*/8),
+      region(drouter_weight, /*before=*/9),
   };
   const Workspace workspace(lives, dy, regions);
-  void* const drows = workspace[0];
-  void* const dx_partial_1 = workspace[1];
-  void* const dprobs = workspace[2];
-  void* const router_rounded_dlogits = workspace[3];
+  void* const dprobs = workspace[0];
+  void* const rows = workspace[1];
+  void* const drows = workspace[2];
+  void* const dx_partial_1 = workspace[3];
+  void* const router_rounded_dlogits = workspace[4];
 
-  // 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  // 1. take: drow_probs, slot_row -> dprobs
+  if (need_dprobs) {
+    {
+      TakeArguments arguments{};
+      arguments.from = floats(pointer(drow_probs_dense));
+      arguments.index = pointer(slot_row_dense);
+      arguments.out = floats(writable(dprobs));
+      arguments.elements = 8 * T;
+      arguments.sources = 8 * T;
+      check(kCell, take(io, arguments, stream));
+    }
+  }
+  // 2. gather_rows: x, row_slot, slot_row -> rows
+  if (need_dfc1_weight) {
+    {
+      GatherRowsArguments arguments{};
+      arguments.x = pointer(x_dense);
+      arguments.row_slot = pointer(row_slot_dense);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.y = writable(rows);
+      arguments.tokens = T;
+      arguments.choices = 8;
+      arguments.columns = H;
+      check(kCell, gather_rows(io, arguments, stream));
+    }
+  }
+  // 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+  if (need_dfc1_weight) {
+    check(kCell,
+          gemm_mma_wgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(rows),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(dfc1_weight),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
   if (need_dx) {
     check(kCell,
           gemm_mma_dgrad(io,
@@ -697,7 +704,21 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 2. combine_rows: drows, slot_row -> dx_partial_1
+  // 5. group_sum: dh, split_sizes -> dfc1_bias
+  if (need_dfc1_bias) {
+    check(kCell,
+          group_sum(io,
+              GroupSumArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*out=*/writable(dfc1_bias),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/8 * T,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+              },
+              stream));
+  }
+  // 6. combine_rows: drows, slot_row -> dx_partial_1
   if (need_dx) {
     {
       CombineRowsArguments arguments{};
@@ -710,19 +731,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, combine_rows(io, arguments, stream));
     }
   }
-  // 3. take: drow_probs, slot_row -> dprobs
-  if (need_dprobs) {
-    {
-      TakeArguments arguments{};
-      arguments.from = floats(pointer(drow_probs_dense));
-      arguments.index = pointer(slot_row_dense);
-      arguments.out = floats(writable(dprobs));
-      arguments.elements = 8 * T;
-      arguments.sources = 8 * T;
-      check(kCell, take(io, arguments, stream));
-    }
-  }
-  // 4. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+  // 7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
   //    -> router_rounded_dlogits
   if (need_dprobs) {
     {
@@ -749,7 +758,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       check(kCell, route_grad(io, arguments, stream));
     }
   }
-  // 5. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a +
+  // 8. gemm_pointwise dgrad: router_rounded_dlogits, router_weight, dx_partial_1 -> dx  (out = a +
   //    b)
   if (need_dx) {
     check(kCell,
@@ -770,21 +779,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 6. group_sum: dh, split_sizes -> dfc1_bias
-  if (need_dfc1_bias) {
-    check(kCell,
-          group_sum(io,
-              GroupSumArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*out=*/writable(dfc1_bias),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-              },
-              stream));
-  }
-  // 7. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+  // 9. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
   if (need_drouter_weight) {
     check(kCell,
           gemm_mma_wgrad(io,
@@ -802,7 +797,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  // 8. column_sum: router_rounded_dlogits -> drouter_bias
+  // 10. column_sum: router_rounded_dlogits -> drouter_bias
   if (need_drouter_bias) {
     check(kCell,
           group_sum(io,
@@ -813,24 +808,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                   /*tokens=*/T,
                   /*groups=*/1,
                   /*n=*/E,
-              },
-              stream));
-  }
-  // 9. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-  if (need_dfc1_weight) {
-    check(kCell,
-          gemm_mma_wgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh_dense),
-                  /*b=*/pointer(rows_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(dfc1_weight),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/8 * T,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
               },
               stream));
   }

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:30cbc56f0867dfe9
+# checksum sha256:c746cd1a20f5c749
 """grouped_mlp__bf16__recompute_activations in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -31,20 +31,22 @@ def _act_forward(h: Tensor, probs: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _act_backward(da: Tensor, h: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+def _act_backward(h: Tensor, probs: Tensor, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = gate * sigmoid(gate) * up * scales, differentiated."""
-    io = da.dtype
+    io = h.dtype
     gate, up = steps.halves(h)
-    dy = steps.wide(da)
     scales = steps.per_row(probs)
+    dy = steps.wide(da)
     t0 = torch.sigmoid(gate)
     t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
+    t4 = t3 * up
     dgate = (t0 + t2) * up * scales * dy
     dup = t3 * scales * dy
-    dscales = t3 * up * dy
-    return steps.join(dgate, dup, io), steps.row_sum(dscales)
+    dscales = t4 * dy
+    y = t4 * scales
+    return steps.join(dgate, dup, io), steps.row_sum(dscales), y.to(io)
 
 
 def check_forward(
@@ -173,21 +175,15 @@ def backward_1(
     need_dfc2_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dprobs = dh = a = da = steps.ABSENT
-    need_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dprobs = dh = a = steps.ABSENT
     # 1. grouped_gemm dgrad: dy, fc2_weight, split_sizes -> da
-    if need_da:
-        da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
-    # 2. pointwise_grad: da, h, probs -> dh, dprobs  (y = gate * sigmoid(gate) * up * scales)
-    if need_da:
-        dh, dprobs = _act_backward(da, h, probs)
-    # 3. pointwise: h, probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, probs)
+    da = steps.grouped_gemm_dgrad(dy, fc2_weight, split_sizes)
+    # 2. pointwise_grad: da, h, probs -> dh, dprobs, a  (y = gate * sigmoid(gate) * up * scales)
+    dh, dprobs, a = _act_backward(h, probs, da)
     return (
         dprobs if need_dprobs else None,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
-        a,
+        a if need_dfc2_weight else None,
     )
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:01e92dd1fb483779
+# checksum sha256:34a8e0fece738133
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -35,20 +35,22 @@ def _act_forward(h: Tensor, row_probs: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _act_backward(da: Tensor, h: Tensor, row_probs: Tensor) -> tuple[Tensor, Tensor]:
+def _act_backward(h: Tensor, row_probs: Tensor, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = gate * sigmoid(gate) * up * scales, differentiated."""
-    io = da.dtype
+    io = h.dtype
     gate, up = steps.halves(h)
-    dy = steps.wide(da)
     scales = steps.per_row(row_probs)
+    dy = steps.wide(da)
     t0 = torch.sigmoid(gate)
     t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
+    t4 = t3 * up
     dgate = (t0 + t2) * up * scales * dy
     dup = t3 * scales * dy
-    dscales = t3 * up * dy
-    return steps.join(dgate, dup, io), steps.row_sum(dscales)
+    dscales = t4 * dy
+    y = t4 * scales
+    return steps.join(dgate, dup, io), steps.row_sum(dscales), y.to(io)
 
 
 def check_forward(
@@ -221,7 +223,6 @@ def forward(
 
 def check_backward_1(
     dy: Tensor,
-    x: Tensor | None,
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
@@ -232,9 +233,6 @@ def check_backward_1(
     """Raise RuntimeError where an argument of backward_1 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
     checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "x", x, "dy", dy)
-    checks.same_dtype(CELL, "x", x, "dy", dy)
-    checks.rank(CELL, "x", x, 2, "[T, H]")
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
@@ -257,8 +255,6 @@ def check_backward_1(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
-    checks.size(CELL, "x", x, -2, T, "T (tokens)")
-    checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "row_slot", row_slot, -1, 8 * T, "8 * T")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
     checks.size(CELL, "slot_row", slot_row, -1, 8, "8")
@@ -273,7 +269,6 @@ def check_backward_1(
 
 def backward_1(
     dy: Tensor,
-    x: steps.IfAsked,
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
@@ -294,39 +289,37 @@ def backward_1(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dfc2_weight = dfc2_bias = dh = drow_probs = rows = a = da = steps.ABSENT
+    dfc2_weight = dfc2_bias = dh = drow_probs = da = a = steps.ABSENT
     need_da = (
-        need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
+        need_dx
+        or need_drouter_weight
+        or need_dfc1_weight
+        or need_dfc2_weight
+        or need_drouter_bias
+        or need_dfc1_bias
     )
     # 1. gather_rows: dy, row_slot, slot_row -> dexperts
     dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 2. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, row_probs)
-    # 3. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
-    # 4. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
+    # 2. grouped_gemm dgrad: dexperts, fc2_weight, split_sizes -> da
     if need_da:
         da = steps.grouped_gemm_dgrad(dexperts, fc2_weight, split_sizes)
+    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
+    #    scales)
+    if need_da:
+        dh, drow_probs, a = _act_backward(h, row_probs, da)
+    # 4. grouped_gemm wgrad: dexperts, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dexperts, a, split_sizes)
     # 5. group_sum: dexperts, split_sizes -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dexperts, split_sizes)
-    # 6. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
-    #    scales)
-    if need_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
-    # 7. gather_rows: x, row_slot, slot_row -> rows
-    if need_dfc1_weight:
-        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
     return (
         dfc2_weight,
         dfc2_bias,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
         drow_probs if need_dx or need_drouter_weight or need_drouter_bias else None,
-        rows,
     )
 
 
@@ -341,11 +334,11 @@ def check_backward_2(
     ids: Tensor | None,
     counts: Tensor | None,
     split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: Tensor | None,
-    dh: Tensor | None,
     drow_probs: Tensor | None,
-    rows: Tensor | None,
+    dh: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -377,21 +370,21 @@ def check_backward_2(
     checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
     checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
     checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
+    checks.device(CELL, "row_slot", row_slot, "dy", dy)
+    checks.dtype(CELL, "row_slot", row_slot, torch.int32)
+    checks.rank(CELL, "row_slot", row_slot, 1, "[8 * T]")
     checks.device(CELL, "slot_row", slot_row, "dy", dy)
     checks.dtype(CELL, "slot_row", slot_row, torch.int32)
     checks.rank(CELL, "slot_row", slot_row, 2, "[T, 8]")
     checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
     checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
-    checks.device(CELL, "dh", dh, "dy", dy)
-    checks.same_dtype(CELL, "dh", dh, "dy", dy)
-    checks.rank(CELL, "dh", dh, 2, "[8 * T, 2 * F]")
     checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
     checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
     checks.rank(CELL, "drow_probs", drow_probs, 1, "[8 * T]")
-    checks.device(CELL, "rows", rows, "dy", dy)
-    checks.same_dtype(CELL, "rows", rows, "dy", dy)
-    checks.rank(CELL, "rows", rows, 2, "[8 * T, H]")
+    checks.device(CELL, "dh", dh, "dy", dy)
+    checks.same_dtype(CELL, "dh", dh, "dy", dy)
+    checks.rank(CELL, "dh", dh, 2, "[8 * T, 2 * F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
@@ -412,18 +405,17 @@ def check_backward_2(
     checks.size(CELL, "ids", ids, -2, T, "T (tokens)")
     checks.size(CELL, "ids", ids, -1, 8, "8")
     checks.size(CELL, "counts", counts, -1, E, "E (num_experts)")
+    checks.size(CELL, "row_slot", row_slot, -1, 8 * T, "8 * T")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
     checks.size(CELL, "slot_row", slot_row, -1, 8, "8")
     checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
     checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
     checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "drow_probs", drow_probs, -1, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -2, 8 * T, "8 * T")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-    checks.size(CELL, "drow_probs", drow_probs, -1, 8 * T, "8 * T")
-    checks.size(CELL, "rows", rows, -2, 8 * T, "8 * T")
-    checks.size(CELL, "rows", rows, -1, H, "H (hidden)")
-    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
     checks.multiple(CELL, "H (hidden)", H, 8, "sm_80")
+    checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_80")
     checks.multiple(CELL, "E (num_experts)", E, 8, "sm_80")
 
 
@@ -438,11 +430,11 @@ def backward_2(
     ids: steps.IfAsked,
     counts: steps.IfAsked,
     split_sizes: Tensor,
+    row_slot: Tensor,
     slot_row: Tensor,
     fc1_weight: steps.IfAsked,
-    dh: steps.IfAsked,
     drow_probs: steps.IfAsked,
-    rows: steps.IfAsked,
+    dh: steps.IfAsked,
     need_dx: bool,
     need_drouter_weight: bool,
     need_dfc1_weight: bool,
@@ -457,20 +449,29 @@ def backward_2(
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = drows = dx_partial_1 = dprobs = (
-        router_rounded_dlogits
-    ) = dx_partial_2 = steps.ABSENT
+    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = rows = drows = (
+        dx_partial_1
+    ) = router_rounded_dlogits = dx_partial_2 = steps.ABSENT
     need_dprobs = need_dx or need_drouter_weight or need_drouter_bias
-    # 1. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 2. combine_rows: drows, slot_row -> dx_partial_1
-    if need_dx:
-        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
-    # 3. take: drow_probs, slot_row -> dprobs
+    # 1. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
         dprobs = routing.take(drow_probs, index=slot_row)
-    # 4. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
+    # 2. gather_rows: x, row_slot, slot_row -> rows
+    if need_dfc1_weight:
+        rows = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
+    # 3. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
+    if need_dfc1_weight:
+        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
+    # 4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 5. group_sum: dh, split_sizes -> dfc1_bias
+    if need_dfc1_bias:
+        dfc1_bias = steps.group_sum(dh, split_sizes)
+    # 6. combine_rows: drows, slot_row -> dx_partial_1
+    if need_dx:
+        dx_partial_1 = routing.combine_rows(drows, slot_row=slot_row)
+    # 7. route_grad: dprobs, router_logits, ids, counts, x, all_counts, daux_loss, dz_loss
     #    -> router_rounded_dlogits
     if need_dprobs:
         router_rounded_dlogits = router.backward(
@@ -491,22 +492,16 @@ def backward_2(
             z_coefficient=router_z_coefficient,
             sequences=router_sequences,
         )
-    # 5. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
+    # 8. gemm dgrad: router_rounded_dlogits, router_weight -> dx_partial_2
     if need_dx:
         dx_partial_2 = steps.gemm_dgrad(router_rounded_dlogits, router_weight)
-    # 6. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
+    # 9. add: dx_partial_1, dx_partial_2 -> dx  (out = a + b)
     if need_dx:
         dx = steps.add(dx_partial_1, dx_partial_2)
-    # 7. group_sum: dh, split_sizes -> dfc1_bias
-    if need_dfc1_bias:
-        dfc1_bias = steps.group_sum(dh, split_sizes)
-    # 8. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
+    # 10. gemm wgrad: router_rounded_dlogits, x -> drouter_weight
     if need_drouter_weight:
         drouter_weight = steps.gemm_wgrad(router_rounded_dlogits, x)
-    # 9. column_sum: router_rounded_dlogits -> drouter_bias
+    # 11. column_sum: router_rounded_dlogits -> drouter_bias
     if need_drouter_bias:
         drouter_bias = steps.column_sum(router_rounded_dlogits)
-    # 10. grouped_gemm wgrad: dh, rows, split_sizes -> dfc1_weight
-    if need_dfc1_weight:
-        dfc1_weight = steps.grouped_gemm_wgrad(dh, rows, split_sizes)
     return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:0dce0464ab2b377e
+# checksum sha256:69177d505f936d10
 """moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: routing_plan, take, combine_rows cannot be split along any dimension.
@@ -47,27 +47,23 @@ OPS = (
         name="moe_layer__bf16_backward_2",
         schema=(
             "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-            "Tensor? fc1_weight, Tensor dh, int flags, int ways, SymInt plan_capacity) -> (Tensor, "
-            "Tensor, Tensor)"
+            "Tensor? fc1_weight, Tensor? dh, Tensor? drow_probs, int flags, int ways, "
+            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "split_sizes", "row_slot", "slot_row", "fc1_weight", "dh"),
-        flags=3,
+        tensors=(
+            "dy",
+            "x",
+            "split_sizes",
+            "row_slot",
+            "slot_row",
+            "fc1_weight",
+            "dh",
+            "drow_probs",
+        ),
+        flags=4,
         mutated=0,
         saved=(2, 3, 4),
-        asked=(2, 4, 1),
-        ways=(),
-    ),
-    Op(
-        name="moe_layer__bf16_backward_3",
-        schema=(
-            "(Tensor dy, Tensor slot_row, Tensor? drows, Tensor? drow_probs, int flags, int ways, "
-            "SymInt plan_capacity) -> (Tensor, Tensor)"
-        ),
-        tensors=("dy", "slot_row", "drows", "drow_probs"),
-        flags=2,
-        mutated=0,
-        saved=(1,),
-        asked=(1, 2),
+        asked=(1, 2, 4, 8),
         ways=(),
     ),
 )

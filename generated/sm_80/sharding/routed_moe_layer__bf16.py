@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:3e8a40fbe9e2e55c
+# checksum sha256:0c742e3218da72dc
 """routed_moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: route, routing_plan, take, combine_rows cannot be split along any dimension.
@@ -45,17 +45,17 @@ OPS = (
     Op(
         name="routed_moe_layer__bf16_backward_1",
         schema=(
-            "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-            "Tensor? row_probs, Tensor? h, Tensor? fc2_weight, int flags, int ways, "
-            "float router_eps, float router_least_sum, float router_scale, "
-            "float router_aux_coefficient, float router_z_coefficient, SymInt router_sequences, "
-            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
+            "Tensor? h, Tensor? fc2_weight, int flags, int ways, float router_eps, "
+            "float router_least_sum, float router_scale, float router_aux_coefficient, "
+            "float router_z_coefficient, SymInt router_sequences, "
+            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "split_sizes", "row_slot", "slot_row", "row_probs", "h", "fc2_weight"),
+        tensors=("dy", "split_sizes", "row_slot", "slot_row", "row_probs", "h", "fc2_weight"),
         flags=7,
         mutated=0,
-        saved=(2, 3, 4, 5, 6),
-        asked=(8, 64, 37, 19, 4),
+        saved=(1, 2, 3, 4, 5),
+        asked=(8, 64, 37, 19),
         ways=(),
     ),
     Op(
@@ -63,8 +63,8 @@ OPS = (
         schema=(
             "(Tensor dy, Tensor daux_loss, Tensor dz_loss, Tensor? x, Tensor? all_counts, "
             "Tensor? router_weight, Tensor? router_logits, Tensor? ids, Tensor? counts, "
-            "Tensor split_sizes, Tensor slot_row, Tensor? fc1_weight, Tensor? dh, "
-            "Tensor? drow_probs, Tensor? rows, int flags, int ways, float router_eps, "
+            "Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? fc1_weight, "
+            "Tensor? drow_probs, Tensor? dh, int flags, int ways, float router_eps, "
             "float router_least_sum, float router_scale, float router_aux_coefficient, "
             "float router_z_coefficient, SymInt router_sequences, "
             "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -80,15 +80,15 @@ OPS = (
             "ids",
             "counts",
             "split_sizes",
+            "row_slot",
             "slot_row",
             "fc1_weight",
-            "dh",
             "drow_probs",
-            "rows",
+            "dh",
         ),
         flags=5,
         mutated=0,
-        saved=(6, 7, 9, 10),
+        saved=(6, 7, 9, 10, 11),
         asked=(1, 2, 4, 8, 16),
         ways=(),
     ),

@@ -4,7 +4,7 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:0ea32394452793fe
+// checksum sha256:329c98044c40423b
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -17,8 +17,7 @@
 #include "dispatch/gemm_sm90_dgrad.h"
 #include "dispatch/gemm_sm90_fprop.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_scaled_swiglu_backward.h"
-#include "dispatch/pointwise_scaled_swiglu_forward.h"
+#include "dispatch/pointwise_scaled_swiglu_with_y_backward.h"
 #include "dispatch/routing_plan.h"
 #include "dispatch/take.h"
 #include "fusegen/host/checks.h"
@@ -216,14 +215,12 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>> backward_1(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_1(
     Tensor dy,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
     std::optional<Tensor> row_probs,
-    std::optional<Tensor> fc1_weight,
     std::optional<Tensor> h,
     std::optional<Tensor> fc2_weight,
     bool need_dx,
@@ -248,9 +245,6 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   check_device(kCell, "row_probs", given(row_probs), "dy", dy);
   check_dtype(kCell, "row_probs", given(row_probs), ScalarType::Float);
   check_rank(kCell, "row_probs", given(row_probs), 1, true, "[T * K]");
-  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
-  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
   check_device(kCell, "h", given(h), "dy", dy);
   check_same_dtype(kCell, "h", given(h), "dy", dy);
   check_rank(kCell, "h", given(h), 2, true, "[T * K, 2 * F]");
@@ -261,14 +255,10 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
-  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : fc1_weight ? extent(*fc1_weight, -2) / 2
-      : h ? extent(*h, -1) / 2 : 0;
+  const int64_t F = fc2_weight ? extent(*fc2_weight, -1) : h ? extent(*h, -1) / 2 : 0;
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
   check_size(kCell, "row_probs", given(row_probs), -1, T * K, "T * K");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
-  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
   check_size(kCell, "h", given(h), -2, T * K, "T * K");
   check_size(kCell, "h", given(h), -1, 2 * F, "2 * F");
   check_size(kCell, "fc2_weight", given(fc2_weight), -3, E, "E (num_experts)");
@@ -286,128 +276,61 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
   const auto row_probs_dense = dense(row_probs);
-  const auto fc1_weight_dense = dense(fc1_weight);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_dfc1_weight || need_dprobs || need_dfc1_bias;
-  std::optional<Tensor> dx;
-  if (need_dx) dx = empty({T, H}, io, dy);
-  std::optional<Tensor> dprobs;
-  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({T * K, 2 * F}, io, dy);
+  std::optional<Tensor> drow_probs;
+  if (need_dprobs) drow_probs = empty({T * K}, ScalarType::Float, dy);
   std::optional<Tensor> a;
   if (need_dfc2_weight) a = empty({T * K, F}, io, dy);
-  const std::array<Lifetime, 3> lives{{
-      {need_da ? padded(2 * T * K * F) : kUnwanted, 1, 2},  // da
-      {need_dprobs ? padded(4 * T * K) : kUnwanted, 2, 3},  // drow_probs
-      {need_dx ? padded(2 * T * K * H) : kUnwanted, 4, 5},  // drows
+  const std::array<Lifetime, 1> lives{{
+      {padded(2 * T * K * F), 1, 2},  // da
   }};
-  const std::array regions{
-      region(dprobs, /*before=*/3),
-      region(dx, /*before=*/5),
-      region(a, /*before=*/6),
-  };
-  const Workspace workspace(lives, dy, regions);
+  const Workspace workspace(lives, dy);
   void* const da = workspace[0];
-  void* const drow_probs = workspace[1];
-  void* const drows = workspace[2];
 
   // 1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
-  if (need_da) {
-    check(kCell,
-          gemm_gather_sm90_dgrad_gathered_a(io,
-              GatheredGemmArguments{
-                  {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
-                      /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                      /*tokens=*/T * K, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
-                      /*epilogue=*/{nullptr}},
-                  /*row_slot=*/pointer(row_slot_dense),
-                  /*choices=*/K,
-              },
-              stream));
-  }
-  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(row_probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(drow_probs)},
-                  /*scalars=*/{},
-                  /*rows=*/T * K,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. take: drow_probs, slot_row -> dprobs
-  if (need_dprobs) {
-    {
-      TakeArguments arguments{};
-      arguments.from = floats(pointer(drow_probs));
-      arguments.index = pointer(slot_row_dense);
-      arguments.out = floats(writable(dprobs));
-      arguments.elements = T * K;
-      arguments.sources = T * K;
-      check(kCell, take(io, arguments, stream));
-    }
-  }
-  // 4. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-  if (need_dx) {
-    check(kCell,
-          gemm_sm90_dgrad(io,
-              GemmArguments{
-                  /*a=*/pointer(dh),
-                  /*b=*/pointer(fc1_weight_dense),
-                  /*bias=*/nullptr,
-                  /*out=*/writable(drows),
-                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                  /*tokens=*/T * K,
-                  /*groups=*/E,
-                  /*n=*/2 * F,
-                  /*k=*/H,
-                  sms,
-              },
-              stream));
-  }
-  // 5. combine_rows: drows, slot_row -> dx
-  if (need_dx) {
-    {
-      CombineRowsArguments arguments{};
-      arguments.y = pointer(drows);
-      arguments.slot_row = pointer(slot_row_dense);
-      arguments.x = writable(dx);
-      arguments.tokens = T;
-      arguments.choices = K;
-      arguments.columns = H;
-      check(kCell, combine_rows(io, arguments, stream));
-    }
-  }
-  // 6. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/T * K,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  return {dx, dprobs, dh, a};
+  check(kCell,
+        gemm_gather_sm90_dgrad_gathered_a(io,
+            GatheredGemmArguments{
+                {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
+                    /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                    /*tokens=*/T * K, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                    /*epilogue=*/{nullptr}},
+                /*row_slot=*/pointer(row_slot_dense),
+                /*choices=*/K,
+            },
+            stream));
+  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
+  //    scales)
+  check(kCell,
+        pointwise_scaled_swiglu_with_y_backward(io,
+            PointwiseArguments{
+                /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense),
+                    pointer(da)},
+                /*results=*/{writable(dh), writable(dh), writable(drow_probs), writable(a)},
+                /*scalars=*/{},
+                /*rows=*/T * K,
+                /*columns=*/F,
+            },
+            stream));
+  return {dh, drow_probs, a};
 }
 
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
+std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+    std::optional<Tensor>> backward_2(
     Tensor dy,
     std::optional<Tensor> x,
     Tensor split_sizes,
     Tensor row_slot,
     Tensor slot_row,
-    Tensor dh,
+    std::optional<Tensor> fc1_weight,
+    std::optional<Tensor> drow_probs,
+    std::optional<Tensor> dh,
+    bool need_dx,
     bool need_dfc1_weight,
+    bool need_dprobs,
     bool need_dfc1_bias,
     int64_t /*plan_capacity*/) {
   const int32_t device = require_arch(kCell, "dy", dy, kArch);
@@ -425,6 +348,12 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   check_device(kCell, "slot_row", given(slot_row), "dy", dy);
   check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
   check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, K]");
+  check_device(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_same_dtype(kCell, "fc1_weight", given(fc1_weight), "dy", dy);
+  check_rank(kCell, "fc1_weight", given(fc1_weight), 3, true, "[E, 2 * F, H]");
+  check_device(kCell, "drow_probs", given(drow_probs), "dy", dy);
+  check_dtype(kCell, "drow_probs", given(drow_probs), ScalarType::Float);
+  check_rank(kCell, "drow_probs", given(drow_probs), 1, true, "[T * K]");
   check_device(kCell, "dh", given(dh), "dy", dy);
   check_same_dtype(kCell, "dh", given(dh), "dy", dy);
   check_rank(kCell, "dh", given(dh), 2, true, "[T * K, 2 * F]");
@@ -432,15 +361,19 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   const int64_t H = extent(dy, -1);
   const int64_t E = extent(split_sizes, -1);
   const int64_t K = extent(slot_row, -1);
-  const int64_t F = extent(dh, -1) / 2;
+  const int64_t F = fc1_weight ? extent(*fc1_weight, -2) / 2 : dh ? extent(*dh, -1) / 2 : 0;
   check_size(kCell, "x", given(x), -2, T, "T (tokens)");
   check_size(kCell, "x", given(x), -1, H, "H (hidden)");
   check_size(kCell, "row_slot", given(row_slot), -1, T * K, "T * K");
   check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -3, E, "E (num_experts)");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -2, 2 * F, "2 * F");
+  check_size(kCell, "fc1_weight", given(fc1_weight), -1, H, "H (hidden)");
+  check_size(kCell, "drow_probs", given(drow_probs), -1, T * K, "T * K");
   check_size(kCell, "dh", given(dh), -2, T * K, "T * K");
   check_size(kCell, "dh", given(dh), -1, 2 * F, "2 * F");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
   check_multiple(kCell, "2 * F", 2 * F, 8, "sm_90a");
+  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
 
   const DeviceGuard guard(device);
   use_context(kCell, device);
@@ -451,13 +384,71 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
   const auto split_sizes_dense = dense(split_sizes);
   const auto row_slot_dense = dense(row_slot);
   const auto slot_row_dense = dense(slot_row);
+  const auto fc1_weight_dense = dense(fc1_weight);
+  const auto drow_probs_dense = dense(drow_probs);
   const auto dh_dense = dense(dh);
+  std::optional<Tensor> dx;
+  if (need_dx) dx = empty({T, H}, io, dy);
   std::optional<Tensor> dfc1_weight;
   if (need_dfc1_weight) dfc1_weight = empty({E, 2 * F, H}, io, dy);
+  std::optional<Tensor> dprobs;
+  if (need_dprobs) dprobs = empty({T, K}, ScalarType::Float, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
+  const std::array<Lifetime, 1> lives{{
+      {need_dx ? padded(2 * T * K * H) : kUnwanted, 2, 3},  // drows
+  }};
+  const std::array regions{
+      region(dfc1_weight, /*before=*/4),
+      region(dfc1_bias, /*before=*/5),
+  };
+  const Workspace workspace(lives, dy, regions);
+  void* const drows = workspace[0];
 
-  // 1. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
+  // 1. take: drow_probs, slot_row -> dprobs
+  if (need_dprobs) {
+    {
+      TakeArguments arguments{};
+      arguments.from = floats(pointer(drow_probs_dense));
+      arguments.index = pointer(slot_row_dense);
+      arguments.out = floats(writable(dprobs));
+      arguments.elements = T * K;
+      arguments.sources = T * K;
+      check(kCell, take(io, arguments, stream));
+    }
+  }
+  // 2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+  if (need_dx) {
+    check(kCell,
+          gemm_sm90_dgrad(io,
+              GemmArguments{
+                  /*a=*/pointer(dh_dense),
+                  /*b=*/pointer(fc1_weight_dense),
+                  /*bias=*/nullptr,
+                  /*out=*/writable(drows),
+                  /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                  /*tokens=*/T * K,
+                  /*groups=*/E,
+                  /*n=*/2 * F,
+                  /*k=*/H,
+                  sms,
+              },
+              stream));
+  }
+  // 3. combine_rows: drows, slot_row -> dx
+  if (need_dx) {
+    {
+      CombineRowsArguments arguments{};
+      arguments.y = pointer(drows);
+      arguments.slot_row = pointer(slot_row_dense);
+      arguments.x = writable(dx);
+      arguments.tokens = T;
+      arguments.choices = K;
+      arguments.columns = H;
+      check(kCell, combine_rows(io, arguments, stream));
+    }
+  }
+  // 4. gathered_gemm wgrad: dh, x, split_sizes, row_slot, slot_row -> dfc1_weight
   if (need_dfc1_weight) {
     check(kCell,
           gemm_gather_sm90_wgrad_gathered_b(io,
@@ -472,7 +463,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
               },
               stream));
   }
-  // 2. group_sum: dh, split_sizes -> dfc1_bias
+  // 5. group_sum: dh, split_sizes -> dfc1_bias
   if (need_dfc1_bias) {
     check(kCell,
           group_sum(io,
@@ -486,7 +477,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_2(
               },
               stream));
   }
-  return {dfc1_weight, dfc1_bias};
+  return {dx, dfc1_weight, dprobs, dfc1_bias};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(

@@ -4,7 +4,7 @@
 //      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:a2f376ccfcec0dab
+// checksum sha256:bf0bdebbcb0a3cc2
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
@@ -20,8 +20,7 @@
 #include "dispatch/gemm_sm90_fprop_fp32.h"
 #include "dispatch/gemm_sm90_wgrad.h"
 #include "dispatch/group_sum.h"
-#include "dispatch/pointwise_scaled_swiglu_backward.h"
-#include "dispatch/pointwise_scaled_swiglu_forward.h"
+#include "dispatch/pointwise_scaled_swiglu_with_y_backward.h"
 #include "dispatch/route.h"
 #include "dispatch/route_grad.h"
 #include "dispatch/routing_plan.h"
@@ -371,70 +370,69 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
   const auto row_probs_dense = dense(row_probs);
   const auto h_dense = dense(h);
   const auto fc2_weight_dense = dense(fc2_weight);
-  const bool need_da = need_dx || need_drouter_weight || need_dfc1_weight || need_drouter_bias
-      || need_dfc1_bias;
+  std::optional<Tensor> dfc2_weight;
+  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
   std::optional<Tensor> dh;
   if (need_dx || need_dfc1_weight || need_dfc1_bias) dh = empty({8 * T, 2 * F}, io, dy);
   std::optional<Tensor> drow_probs;
   if (need_dx || need_drouter_weight || need_drouter_bias) drow_probs =
       empty({8 * T}, ScalarType::Float, dy);
-  std::optional<Tensor> a;
-  if (need_dfc2_weight) a = empty({8 * T, F}, io, dy);
-  const std::array<Lifetime, 1> lives{{
-      {need_da ? padded(2 * 8 * T * F) : kUnwanted, 1, 2},  // da
+  const std::array<Lifetime, 2> lives{{
+      {padded(2 * 8 * T * F), 1, 2},  // da
+      {need_dfc2_weight ? padded(2 * 8 * T * F) : kUnwanted, 2, 3},  // a
   }};
   const std::array regions{
-      region(a, /*before=*/3),
+      region(dfc2_weight, /*before=*/3),
   };
   const Workspace workspace(lives, dy, regions);
   void* const da = workspace[0];
+  void* const a = workspace[1];
 
   // 1. gathered_gemm dgrad: dy, fc2_weight, split_sizes, row_slot, slot_row -> da
-  if (need_da) {
+  check(kCell,
+        gemm_gather_sm90_dgrad_gathered_a(io,
+            GatheredGemmArguments{
+                {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
+                    /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
+                    /*tokens=*/8 * T, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                    /*epilogue=*/{nullptr}},
+                /*row_slot=*/pointer(row_slot_dense),
+                /*choices=*/8,
+            },
+            stream));
+  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
+  //    scales)
+  check(kCell,
+        pointwise_scaled_swiglu_with_y_backward(io,
+            PointwiseArguments{
+                /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense),
+                    pointer(da)},
+                /*results=*/{writable(dh), writable(dh), writable(drow_probs), writable(a)},
+                /*scalars=*/{},
+                /*rows=*/8 * T,
+                /*columns=*/F,
+            },
+            stream));
+  // 3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
+  if (need_dfc2_weight) {
     check(kCell,
-          gemm_gather_sm90_dgrad_gathered_a(io,
+          gemm_gather_sm90_wgrad_gathered_a(io,
               GatheredGemmArguments{
-                  {/*a=*/pointer(dy_dense), /*b=*/pointer(fc2_weight_dense), /*bias=*/nullptr,
-                      /*out=*/writable(da), /*group_sizes=*/integers(pointer(split_sizes_dense)),
-                      /*tokens=*/8 * T, /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
+                  {/*a=*/pointer(dy_dense), /*b=*/pointer(a), /*bias=*/nullptr,
+                      /*out=*/writable(dfc2_weight),
+                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/8 * T,
+                      /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
                       /*epilogue=*/{nullptr}},
                   /*row_slot=*/pointer(row_slot_dense),
                   /*choices=*/8,
               },
               stream));
   }
-  // 2. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up * scales)
-  if (need_da) {
-    check(kCell,
-          pointwise_scaled_swiglu_backward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(da), pointer(h_dense), pointer(h_dense),
-                      pointer(row_probs_dense)},
-                  /*results=*/{writable(dh), writable(dh), writable(drow_probs)},
-                  /*scalars=*/{},
-                  /*rows=*/8 * T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  // 3. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-  if (need_dfc2_weight) {
-    check(kCell,
-          pointwise_scaled_swiglu_forward(io,
-              PointwiseArguments{
-                  /*operands=*/{pointer(h_dense), pointer(h_dense), pointer(row_probs_dense)},
-                  /*results=*/{writable(a)},
-                  /*scalars=*/{},
-                  /*rows=*/8 * T,
-                  /*columns=*/F,
-              },
-              stream));
-  }
-  return {dh, drow_probs, a};
+  return {dfc2_weight, dh, drow_probs};
 }
 
 std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-    std::optional<Tensor>, std::optional<Tensor>> backward_2(
+    std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> backward_2(
     Tensor dy,
     Tensor daux_loss,
     Tensor dz_loss,
@@ -455,6 +453,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
     bool need_dfc1_weight,
     bool need_drouter_bias,
     bool need_dfc1_bias,
+    bool need_dfc2_bias,
     double router_eps,
     double router_least_sum,
     double router_scale,
@@ -539,6 +538,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   Stream stream{current_stream(kCell, device)};
   const int sms = sm_count(kCell, device);
   const ScalarType io = dy.scalar_type();
+  const auto dy_dense = dense(dy);
   const auto daux_loss_dense = dense(daux_loss);
   const auto dz_loss_dense = dense(dz_loss);
   const auto x_dense = dense(x);
@@ -564,23 +564,28 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
   if (need_drouter_bias) drouter_bias = empty({E}, io, dy);
   std::optional<Tensor> dfc1_bias;
   if (need_dfc1_bias) dfc1_bias = empty({E, 2 * F}, io, dy);
-  const std::array<Lifetime, 4> lives{{
+  std::optional<Tensor> dfc2_bias;
+  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
+  const std::array<Lifetime, 5> lives{{
       {need_dprobs ? padded(4 * 8 * T) : kUnwanted, 1, 5},  // dprobs
       {need_dx ? padded(2 * 8 * T * H) : kUnwanted, 2, 3},  // drows
       {need_dx ? padded(2 * T * H) : kUnwanted, 3, 6},  // dx_partial_1
       {need_dprobs ? padded(2 * T * E) : kUnwanted, 5, 8},  // router_rounded_dlogits
+      {need_dfc2_bias ? padded(2 * 8 * T * H) : kUnwanted, 10, 11},  // dexperts
   }};
   const std::array regions{
       region(dfc1_bias, /*before=*/4),
       region(dx, /*before=*/6),
       region(drouter_weight, /*before=*/7),
       region(dfc1_weight, /*before=*/9),
+      region(dfc2_bias, /*before=*/11),
   };
   const Workspace workspace(lives, dy, regions);
   void* const dprobs = workspace[0];
   void* const drows = workspace[1];
   void* const dx_partial_1 = workspace[2];
   void* const router_rounded_dlogits = workspace[3];
+  void* const dexperts = workspace[4];
 
   // 1. take: drow_probs, slot_row -> dprobs
   if (need_dprobs) {
@@ -734,74 +739,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
               },
               stream));
   }
-  return {dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias};
-}
-
-std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
-    Tensor dy,
-    Tensor split_sizes,
-    Tensor row_slot,
-    Tensor slot_row,
-    std::optional<Tensor> a,
-    bool need_dfc2_weight,
-    bool need_dfc2_bias,
-    double /*router_eps*/,
-    double /*router_least_sum*/,
-    double /*router_scale*/,
-    double /*router_aux_coefficient*/,
-    double /*router_z_coefficient*/,
-    int64_t /*router_sequences*/,
-    int64_t /*plan_capacity*/) {
-  const int32_t device = require_arch(kCell, "dy", dy, kArch);
-  check_io_dtype(kCell, "dy", given(dy));
-  check_rank(kCell, "dy", given(dy), 2, true, "[T, H]");
-  check_device(kCell, "split_sizes", given(split_sizes), "dy", dy);
-  check_dtype(kCell, "split_sizes", given(split_sizes), ScalarType::Long);
-  check_rank(kCell, "split_sizes", given(split_sizes), 1, true, "[E]");
-  check_device(kCell, "row_slot", given(row_slot), "dy", dy);
-  check_dtype(kCell, "row_slot", given(row_slot), ScalarType::Int);
-  check_rank(kCell, "row_slot", given(row_slot), 1, true, "[8 * T]");
-  check_device(kCell, "slot_row", given(slot_row), "dy", dy);
-  check_dtype(kCell, "slot_row", given(slot_row), ScalarType::Int);
-  check_rank(kCell, "slot_row", given(slot_row), 2, true, "[T, 8]");
-  check_device(kCell, "a", given(a), "dy", dy);
-  check_same_dtype(kCell, "a", given(a), "dy", dy);
-  check_rank(kCell, "a", given(a), 2, true, "[8 * T, F]");
-  const int64_t T = extent(dy, -2);
-  const int64_t H = extent(dy, -1);
-  const int64_t E = extent(split_sizes, -1);
-  const int64_t F = a ? extent(*a, -1) : 0;
-  check_size(kCell, "row_slot", given(row_slot), -1, 8 * T, "8 * T");
-  check_size(kCell, "slot_row", given(slot_row), -2, T, "T (tokens)");
-  check_size(kCell, "slot_row", given(slot_row), -1, 8, "8");
-  check_size(kCell, "a", given(a), -2, 8 * T, "8 * T");
-  check_multiple(kCell, "H (hidden)", H, 8, "sm_90a");
-  check_multiple(kCell, "F (intermediate)", F, 8, "sm_90a");
-
-  const DeviceGuard guard(device);
-  use_context(kCell, device);
-  Stream stream{current_stream(kCell, device)};
-  const int sms = sm_count(kCell, device);
-  const ScalarType io = dy.scalar_type();
-  const auto dy_dense = dense(dy);
-  const auto split_sizes_dense = dense(split_sizes);
-  const auto row_slot_dense = dense(row_slot);
-  const auto slot_row_dense = dense(slot_row);
-  const auto a_dense = dense(a);
-  std::optional<Tensor> dfc2_weight;
-  if (need_dfc2_weight) dfc2_weight = empty({E, H, F}, io, dy);
-  std::optional<Tensor> dfc2_bias;
-  if (need_dfc2_bias) dfc2_bias = empty({E, H}, io, dy);
-  const std::array<Lifetime, 1> lives{{
-      {need_dfc2_bias ? padded(2 * 8 * T * H) : kUnwanted, 1, 2},  // dexperts
-  }};
-  const std::array regions{
-      region(dfc2_weight, /*before=*/3),
-  };
-  const Workspace workspace(lives, dy, regions);
-  void* const dexperts = workspace[0];
-
-  // 1. gather_rows: dy, row_slot, slot_row -> dexperts
+  // 10. gather_rows: dy, row_slot, slot_row -> dexperts
   if (need_dfc2_bias) {
     {
       GatherRowsArguments arguments{};
@@ -815,7 +753,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
       check(kCell, gather_rows(io, arguments, stream));
     }
   }
-  // 2. group_sum: dexperts, split_sizes -> dfc2_bias
+  // 11. group_sum: dexperts, split_sizes -> dfc2_bias
   if (need_dfc2_bias) {
     check(kCell,
           group_sum(io,
@@ -829,22 +767,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward_3(
               },
               stream));
   }
-  // 3. gathered_gemm wgrad: dy, a, split_sizes, row_slot, slot_row -> dfc2_weight
-  if (need_dfc2_weight) {
-    check(kCell,
-          gemm_gather_sm90_wgrad_gathered_a(io,
-              GatheredGemmArguments{
-                  {/*a=*/pointer(dy_dense), /*b=*/pointer(a_dense), /*bias=*/nullptr,
-                      /*out=*/writable(dfc2_weight),
-                      /*group_sizes=*/integers(pointer(split_sizes_dense)), /*tokens=*/8 * T,
-                      /*groups=*/E, /*n=*/H, /*k=*/F, sms, /*row_scales=*/nullptr,
-                      /*epilogue=*/{nullptr}},
-                  /*row_slot=*/pointer(row_slot_dense),
-                  /*choices=*/8,
-              },
-              stream));
-  }
-  return {dfc2_weight, dfc2_bias};
+  return {dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias, dfc2_bias};
 }
 
 }  // namespace
@@ -853,5 +776,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusegen_sm_90a, CUDA, m) {
   m.impl("routed_moe_layer__bf16_forward", TORCH_BOX(&forward));
   m.impl("routed_moe_layer__bf16_backward_1", TORCH_BOX(&backward_1));
   m.impl("routed_moe_layer__bf16_backward_2", TORCH_BOX(&backward_2));
-  m.impl("routed_moe_layer__bf16_backward_3", TORCH_BOX(&backward_3));
 }

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/reference/cell.py.j2
-# checksum sha256:5fedbd3b96f5bd44
+# checksum sha256:25d10aa5f3c8bde3
 """moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -34,20 +34,22 @@ def _act_forward(h: Tensor, row_probs: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _act_backward(da: Tensor, h: Tensor, row_probs: Tensor) -> tuple[Tensor, Tensor]:
+def _act_backward(h: Tensor, row_probs: Tensor, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = gate * sigmoid(gate) * up * scales, differentiated."""
-    io = da.dtype
+    io = h.dtype
     gate, up = steps.halves(h)
-    dy = steps.wide(da)
     scales = steps.per_row(row_probs)
+    dy = steps.wide(da)
     t0 = torch.sigmoid(gate)
     t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
+    t4 = t3 * up
     dgate = (t0 + t2) * up * scales * dy
     dup = t3 * scales * dy
-    dscales = t3 * up * dy
-    return steps.join(dgate, dup, io), steps.row_sum(dscales)
+    dscales = t4 * dy
+    y = t4 * scales
+    return steps.join(dgate, dup, io), steps.row_sum(dscales), y.to(io)
 
 
 def check_forward(
@@ -164,7 +166,6 @@ def check_backward_1(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: Tensor | None,
-    fc1_weight: Tensor | None,
     h: Tensor | None,
     fc2_weight: Tensor | None,
 ) -> None:
@@ -183,9 +184,6 @@ def check_backward_1(
     checks.device(CELL, "row_probs", row_probs, "dy", dy)
     checks.dtype(CELL, "row_probs", row_probs, torch.float32)
     checks.rank(CELL, "row_probs", row_probs, 1, "[T * K]")
-    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
-    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
     checks.device(CELL, "h", h, "dy", dy)
     checks.same_dtype(CELL, "h", h, "dy", dy)
     checks.rank(CELL, "h", h, 2, "[T * K, 2 * F]")
@@ -196,21 +194,10 @@ def check_backward_1(
     H = dy.shape[-1]
     E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = (
-        fc2_weight.shape[-1]
-        if fc2_weight is not None
-        else fc1_weight.shape[-2] // 2
-        if fc1_weight is not None
-        else h.shape[-1] // 2
-        if h is not None
-        else 0
-    )
+    F = fc2_weight.shape[-1] if fc2_weight is not None else h.shape[-1] // 2 if h is not None else 0
     checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
     checks.size(CELL, "row_probs", row_probs, -1, T * K, "T * K")
-    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
-    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
-    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
     checks.size(CELL, "h", h, -2, T * K, "T * K")
     checks.size(CELL, "h", h, -1, 2 * F, "2 * F")
     checks.size(CELL, "fc2_weight", fc2_weight, -3, E, "E (num_experts)")
@@ -225,7 +212,6 @@ def backward_1(
     row_slot: Tensor,
     slot_row: Tensor,
     row_probs: steps.IfAsked,
-    fc1_weight: steps.IfAsked,
     h: steps.IfAsked,
     fc2_weight: steps.IfAsked,
     need_dx: bool,
@@ -235,33 +221,21 @@ def backward_1(
     need_dfc1_bias: bool,
     need_dfc2_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dx = dprobs = dh = a = dexperts_of_da = da = drow_probs = drows = steps.ABSENT
-    need_dexperts_of_da = need_dx or need_dfc1_weight or need_dprobs or need_dfc1_bias
+    dh = drow_probs = a = steps.ABSENT
     # 1. gather_rows: dy, row_slot, slot_row -> dexperts_of_da
-    if need_dexperts_of_da:
-        dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
     # 2. grouped_gemm dgrad: dexperts_of_da, fc2_weight, split_sizes -> da
-    if need_dexperts_of_da:
-        da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
-    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
+    da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
+    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
     #    scales)
-    if need_dexperts_of_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
-    # 4. take: drow_probs, slot_row -> dprobs
-    if need_dprobs:
-        dprobs = routing.take(drow_probs, index=slot_row)
-    # 5. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
-    if need_dx:
-        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
-    # 6. combine_rows: drows, slot_row -> dx
-    if need_dx:
-        dx = routing.combine_rows(drows, slot_row=slot_row)
-    # 7. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
-    if need_dfc2_weight:
-        a = _act_forward(h, row_probs)
-    return dx, dprobs, dh if need_dx or need_dfc1_weight or need_dfc1_bias else None, a
+    dh, drow_probs, a = _act_backward(h, row_probs, da)
+    return (
+        dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
+        drow_probs if need_dprobs else None,
+        a if need_dfc2_weight else None,
+    )
 
 
 def check_backward_2(
@@ -270,7 +244,9 @@ def check_backward_2(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    dh: Tensor,
+    fc1_weight: Tensor | None,
+    drow_probs: Tensor | None,
+    dh: Tensor | None,
 ) -> None:
     """Raise RuntimeError where an argument of backward_2 does not fit."""
     checks.io_dtype(CELL, "dy", dy)
@@ -287,21 +263,38 @@ def check_backward_2(
     checks.device(CELL, "slot_row", slot_row, "dy", dy)
     checks.dtype(CELL, "slot_row", slot_row, torch.int32)
     checks.rank(CELL, "slot_row", slot_row, 2, "[T, K]")
+    checks.device(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.same_dtype(CELL, "fc1_weight", fc1_weight, "dy", dy)
+    checks.rank(CELL, "fc1_weight", fc1_weight, 3, "[E, 2 * F, H]")
+    checks.device(CELL, "drow_probs", drow_probs, "dy", dy)
+    checks.dtype(CELL, "drow_probs", drow_probs, torch.float32)
+    checks.rank(CELL, "drow_probs", drow_probs, 1, "[T * K]")
     checks.device(CELL, "dh", dh, "dy", dy)
     checks.same_dtype(CELL, "dh", dh, "dy", dy)
     checks.rank(CELL, "dh", dh, 2, "[T * K, 2 * F]")
     T = dy.shape[-2]
     H = dy.shape[-1]
+    E = split_sizes.shape[-1]
     K = slot_row.shape[-1]
-    F = dh.shape[-1] // 2
+    F = (
+        fc1_weight.shape[-2] // 2
+        if fc1_weight is not None
+        else dh.shape[-1] // 2
+        if dh is not None
+        else 0
+    )
     checks.size(CELL, "x", x, -2, T, "T (tokens)")
     checks.size(CELL, "x", x, -1, H, "H (hidden)")
     checks.size(CELL, "row_slot", row_slot, -1, T * K, "T * K")
     checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -3, E, "E (num_experts)")
+    checks.size(CELL, "fc1_weight", fc1_weight, -2, 2 * F, "2 * F")
+    checks.size(CELL, "fc1_weight", fc1_weight, -1, H, "H (hidden)")
+    checks.size(CELL, "drow_probs", drow_probs, -1, T * K, "T * K")
     checks.size(CELL, "dh", dh, -2, T * K, "T * K")
     checks.size(CELL, "dh", dh, -1, 2 * F, "2 * F")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
     checks.multiple(CELL, "2 * F", 2 * F, 8, "sm_90a")
+    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
 
 
 def backward_2(
@@ -310,23 +303,36 @@ def backward_2(
     split_sizes: Tensor,
     row_slot: Tensor,
     slot_row: Tensor,
-    dh: Tensor,
+    fc1_weight: steps.IfAsked,
+    drow_probs: steps.IfAsked,
+    dh: steps.IfAsked,
+    need_dx: bool,
     need_dfc1_weight: bool,
+    need_dprobs: bool,
     need_dfc1_bias: bool,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The backward_2 program, step by step."""
-    dfc1_weight = dfc1_bias = rows_of_dfc1_weight = steps.ABSENT
-    # 1. gather_rows: x, row_slot, slot_row -> rows_of_dfc1_weight
+    dx = dfc1_weight = dprobs = dfc1_bias = drows = rows_of_dfc1_weight = steps.ABSENT
+    # 1. take: drow_probs, slot_row -> dprobs
+    if need_dprobs:
+        dprobs = routing.take(drow_probs, index=slot_row)
+    # 2. grouped_gemm dgrad: dh, fc1_weight, split_sizes -> drows
+    if need_dx:
+        drows = steps.grouped_gemm_dgrad(dh, fc1_weight, split_sizes)
+    # 3. combine_rows: drows, slot_row -> dx
+    if need_dx:
+        dx = routing.combine_rows(drows, slot_row=slot_row)
+    # 4. gather_rows: x, row_slot, slot_row -> rows_of_dfc1_weight
     if need_dfc1_weight:
         rows_of_dfc1_weight = routing.gather_rows(x, row_slot=row_slot, slot_row=slot_row)
-    # 2. grouped_gemm wgrad: dh, rows_of_dfc1_weight, split_sizes -> dfc1_weight
+    # 5. grouped_gemm wgrad: dh, rows_of_dfc1_weight, split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = steps.grouped_gemm_wgrad(dh, rows_of_dfc1_weight, split_sizes)
-    # 3. group_sum: dh, split_sizes -> dfc1_bias
+    # 6. group_sum: dh, split_sizes -> dfc1_bias
     if need_dfc1_bias:
         dfc1_bias = steps.group_sum(dh, split_sizes)
-    return dfc1_weight, dfc1_bias
+    return dx, dfc1_weight, dprobs, dfc1_bias
 
 
 def check_backward_3(

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/reference/cell.py.j2
-# checksum sha256:2fe3328469713e6a
+# checksum sha256:4e4598ae2f2f52d5
 """routed_moe_layer__bf16 in plain PyTorch: the plan, step by step.
 
 Normative for every compiled version, and what runs on CPU tensors.  Sums are kept in fp32.  Given
@@ -35,20 +35,22 @@ def _act_forward(h: Tensor, row_probs: Tensor) -> Tensor:
     return y.to(io)
 
 
-def _act_backward(da: Tensor, h: Tensor, row_probs: Tensor) -> tuple[Tensor, Tensor]:
+def _act_backward(h: Tensor, row_probs: Tensor, da: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = gate * sigmoid(gate) * up * scales, differentiated."""
-    io = da.dtype
+    io = h.dtype
     gate, up = steps.halves(h)
-    dy = steps.wide(da)
     scales = steps.per_row(row_probs)
+    dy = steps.wide(da)
     t0 = torch.sigmoid(gate)
     t1 = torch.sigmoid(gate) * torch.sigmoid(-gate)
     t2 = torch.where(t1 == 0.0, 0.0, gate * t1)
     t3 = torch.where(t0 == 0.0, 0.0, gate * t0)
+    t4 = t3 * up
     dgate = (t0 + t2) * up * scales * dy
     dup = t3 * scales * dy
-    dscales = t3 * up * dy
-    return steps.join(dgate, dup, io), steps.row_sum(dscales)
+    dscales = t4 * dy
+    y = t4 * scales
+    return steps.join(dgate, dup, io), steps.row_sum(dscales), y.to(io)
 
 
 def check_forward(
@@ -289,27 +291,24 @@ def backward_1(
     plan_capacity: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The backward_1 program, step by step."""
-    dh = drow_probs = a = dexperts_of_da = da = steps.ABSENT
-    need_dexperts_of_da = (
-        need_dx or need_drouter_weight or need_dfc1_weight or need_drouter_bias or need_dfc1_bias
-    )
+    dfc2_weight = dh = drow_probs = dexperts_of_dfc2_weight = steps.ABSENT
     # 1. gather_rows: dy, row_slot, slot_row -> dexperts_of_da
-    if need_dexperts_of_da:
-        dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    dexperts_of_da = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
     # 2. grouped_gemm dgrad: dexperts_of_da, fc2_weight, split_sizes -> da
-    if need_dexperts_of_da:
-        da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
-    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs  (y = gate * sigmoid(gate) * up *
+    da = steps.grouped_gemm_dgrad(dexperts_of_da, fc2_weight, split_sizes)
+    # 3. pointwise_grad: da, h, row_probs -> dh, drow_probs, a  (y = gate * sigmoid(gate) * up *
     #    scales)
-    if need_dexperts_of_da:
-        dh, drow_probs = _act_backward(da, h, row_probs)
-    # 4. pointwise: h, row_probs -> a  (y = gate * sigmoid(gate) * up * scales)
+    dh, drow_probs, a = _act_backward(h, row_probs, da)
+    # 4. gather_rows: dy, row_slot, slot_row -> dexperts_of_dfc2_weight
     if need_dfc2_weight:
-        a = _act_forward(h, row_probs)
+        dexperts_of_dfc2_weight = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
+    # 5. grouped_gemm wgrad: dexperts_of_dfc2_weight, a, split_sizes -> dfc2_weight
+    if need_dfc2_weight:
+        dfc2_weight = steps.grouped_gemm_wgrad(dexperts_of_dfc2_weight, a, split_sizes)
     return (
+        dfc2_weight,
         dh if need_dx or need_dfc1_weight or need_dfc1_bias else None,
         drow_probs if need_dx or need_drouter_weight or need_drouter_bias else None,
-        a,
     )
 
 
@@ -430,6 +429,7 @@ def backward_2(
     need_dfc1_weight: bool,
     need_drouter_bias: bool,
     need_dfc1_bias: bool,
+    need_dfc2_bias: bool,
     router_eps: float,
     router_least_sum: float,
     router_scale: float,
@@ -437,11 +437,13 @@ def backward_2(
     router_z_coefficient: float,
     router_sequences: int,
     plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
     """The backward_2 program, step by step."""
-    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dprobs = drows = dx_partial_1 = (
-        router_rounded_dlogits
-    ) = dx_partial_2 = rows_of_dfc1_weight = steps.ABSENT
+    dx = drouter_weight = dfc1_weight = drouter_bias = dfc1_bias = dfc2_bias = dprobs = drows = (
+        dx_partial_1
+    ) = router_rounded_dlogits = dx_partial_2 = rows_of_dfc1_weight = dexperts = steps.ABSENT
     need_dprobs = need_dx or need_drouter_weight or need_drouter_bias
     # 1. take: drow_probs, slot_row -> dprobs
     if need_dprobs:
@@ -494,70 +496,10 @@ def backward_2(
     # 11. grouped_gemm wgrad: dh, rows_of_dfc1_weight, split_sizes -> dfc1_weight
     if need_dfc1_weight:
         dfc1_weight = steps.grouped_gemm_wgrad(dh, rows_of_dfc1_weight, split_sizes)
-    return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias
-
-
-def check_backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    row_slot: Tensor,
-    slot_row: Tensor,
-    a: Tensor | None,
-) -> None:
-    """Raise RuntimeError where an argument of backward_3 does not fit."""
-    checks.io_dtype(CELL, "dy", dy)
-    checks.rank(CELL, "dy", dy, 2, "[T, H]")
-    checks.device(CELL, "split_sizes", split_sizes, "dy", dy)
-    checks.dtype(CELL, "split_sizes", split_sizes, torch.int64)
-    checks.rank(CELL, "split_sizes", split_sizes, 1, "[E]")
-    checks.device(CELL, "row_slot", row_slot, "dy", dy)
-    checks.dtype(CELL, "row_slot", row_slot, torch.int32)
-    checks.rank(CELL, "row_slot", row_slot, 1, "[8 * T]")
-    checks.device(CELL, "slot_row", slot_row, "dy", dy)
-    checks.dtype(CELL, "slot_row", slot_row, torch.int32)
-    checks.rank(CELL, "slot_row", slot_row, 2, "[T, 8]")
-    checks.device(CELL, "a", a, "dy", dy)
-    checks.same_dtype(CELL, "a", a, "dy", dy)
-    checks.rank(CELL, "a", a, 2, "[8 * T, F]")
-    T = dy.shape[-2]
-    H = dy.shape[-1]
-    F = a.shape[-1] if a is not None else 0
-    checks.size(CELL, "row_slot", row_slot, -1, 8 * T, "8 * T")
-    checks.size(CELL, "slot_row", slot_row, -2, T, "T (tokens)")
-    checks.size(CELL, "slot_row", slot_row, -1, 8, "8")
-    checks.size(CELL, "a", a, -2, 8 * T, "8 * T")
-    checks.multiple(CELL, "H (hidden)", H, 8, "sm_90a")
-    checks.multiple(CELL, "F (intermediate)", F, 8, "sm_90a")
-
-
-def backward_3(
-    dy: Tensor,
-    split_sizes: Tensor,
-    row_slot: Tensor,
-    slot_row: Tensor,
-    a: steps.IfAsked,
-    need_dfc2_weight: bool,
-    need_dfc2_bias: bool,
-    router_eps: float,
-    router_least_sum: float,
-    router_scale: float,
-    router_aux_coefficient: float,
-    router_z_coefficient: float,
-    router_sequences: int,
-    plan_capacity: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The backward_3 program, step by step."""
-    dfc2_weight = dfc2_bias = dexperts = dexperts_of_dfc2_weight = steps.ABSENT
-    # 1. gather_rows: dy, row_slot, slot_row -> dexperts
+    # 12. gather_rows: dy, row_slot, slot_row -> dexperts
     if need_dfc2_bias:
         dexperts = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 2. group_sum: dexperts, split_sizes -> dfc2_bias
+    # 13. group_sum: dexperts, split_sizes -> dfc2_bias
     if need_dfc2_bias:
         dfc2_bias = steps.group_sum(dexperts, split_sizes)
-    # 3. gather_rows: dy, row_slot, slot_row -> dexperts_of_dfc2_weight
-    if need_dfc2_weight:
-        dexperts_of_dfc2_weight = routing.gather_rows(dy, row_slot=row_slot, slot_row=slot_row)
-    # 4. grouped_gemm wgrad: dexperts_of_dfc2_weight, a, split_sizes -> dfc2_weight
-    if need_dfc2_weight:
-        dfc2_weight = steps.grouped_gemm_wgrad(dexperts_of_dfc2_weight, a, split_sizes)
-    return dfc2_weight, dfc2_bias
+    return dx, drouter_weight, dfc1_weight, drouter_bias, dfc1_bias, dfc2_bias

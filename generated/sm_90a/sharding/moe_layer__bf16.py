@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/sharding/cell.py.j2
-# checksum sha256:e13d661bfe8110ba
+# checksum sha256:bdca7874c08bcaf8
 """moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: routing_plan, take, combine_rows cannot be split along any dimension.
@@ -33,36 +33,37 @@ OPS = (
         name="moe_layer__bf16_backward_1",
         schema=(
             "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? row_probs, "
-            "Tensor? fc1_weight, Tensor? h, Tensor? fc2_weight, int flags, int ways, "
-            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor)"
+            "Tensor? h, Tensor? fc2_weight, int flags, int ways, SymInt plan_capacity) -> (Tensor, "
+            "Tensor, Tensor)"
         ),
-        tensors=(
-            "dy",
-            "split_sizes",
-            "row_slot",
-            "slot_row",
-            "row_probs",
-            "fc1_weight",
-            "h",
-            "fc2_weight",
-        ),
+        tensors=("dy", "split_sizes", "row_slot", "slot_row", "row_probs", "h", "fc2_weight"),
         flags=6,
         mutated=0,
-        saved=(1, 2, 3, 4, 6),
-        asked=(1, 8, 19, 4),
+        saved=(1, 2, 3, 4, 5),
+        asked=(19, 8, 4),
         ways=(),
     ),
     Op(
         name="moe_layer__bf16_backward_2",
         schema=(
             "(Tensor dy, Tensor? x, Tensor split_sizes, Tensor row_slot, Tensor slot_row, "
-            "Tensor dh, int flags, int ways, SymInt plan_capacity) -> (Tensor, Tensor)"
+            "Tensor? fc1_weight, Tensor? drow_probs, Tensor? dh, int flags, int ways, "
+            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor)"
         ),
-        tensors=("dy", "x", "split_sizes", "row_slot", "slot_row", "dh"),
-        flags=2,
+        tensors=(
+            "dy",
+            "x",
+            "split_sizes",
+            "row_slot",
+            "slot_row",
+            "fc1_weight",
+            "drow_probs",
+            "dh",
+        ),
+        flags=4,
         mutated=0,
         saved=(2, 3, 4),
-        asked=(1, 2),
+        asked=(1, 2, 4, 8),
         ways=(),
     ),
     Op(

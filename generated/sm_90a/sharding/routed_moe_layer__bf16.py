@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/sharding/cell.py.j2
-# checksum sha256:2d79588ce9a328d0
+# checksum sha256:cb0a1ac9fb554948
 """routed_moe_layer__bf16 on DTensors: the ways in which its ops may be split over ranks.
 
 None: route, routing_plan, take, combine_rows cannot be split along any dimension.
@@ -55,7 +55,7 @@ OPS = (
         flags=7,
         mutated=0,
         saved=(1, 2, 3, 4, 5),
-        asked=(37, 19, 8),
+        asked=(8, 37, 19),
         ways=(),
     ),
     Op(
@@ -67,7 +67,7 @@ OPS = (
             "Tensor? drow_probs, Tensor? dh, int flags, int ways, float router_eps, "
             "float router_least_sum, float router_scale, float router_aux_coefficient, "
             "float router_z_coefficient, SymInt router_sequences, "
-            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+            "SymInt plan_capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
         ),
         tensors=(
             "dy",
@@ -86,25 +86,10 @@ OPS = (
             "drow_probs",
             "dh",
         ),
-        flags=5,
+        flags=6,
         mutated=0,
         saved=(6, 7, 9, 10, 11),
-        asked=(1, 2, 4, 8, 16),
-        ways=(),
-    ),
-    Op(
-        name="routed_moe_layer__bf16_backward_3",
-        schema=(
-            "(Tensor dy, Tensor split_sizes, Tensor row_slot, Tensor slot_row, Tensor? a, "
-            "int flags, int ways, float router_eps, float router_least_sum, float router_scale, "
-            "float router_aux_coefficient, float router_z_coefficient, SymInt router_sequences, "
-            "SymInt plan_capacity) -> (Tensor, Tensor)"
-        ),
-        tensors=("dy", "split_sizes", "row_slot", "slot_row", "a"),
-        flags=2,
-        mutated=0,
-        saved=(1, 2, 3),
-        asked=(1, 2),
+        asked=(1, 2, 4, 8, 16, 32),
         ways=(),
     ),
 )

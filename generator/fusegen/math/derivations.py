@@ -42,10 +42,11 @@ class Derivations:
         """As `joint_forward`."""
         return self._answer(("forward", expressions), lambda: joint_forward(expressions))
 
-    def backward(self, expressions: Named, wrt: tuple[str, ...]) -> Program:
+    def backward(self, expressions: Named, wrt: tuple[str, ...], again: Named = ()) -> Program:
         """As `joint_backward`."""
         return self._answer(
-            ("backward", expressions, wrt), lambda: joint_backward(expressions, wrt)
+            ("backward", expressions, wrt, *again),
+            lambda: joint_backward(expressions, wrt, again),
         )
 
     def _answer(self, question: tuple[object, ...], derive: Callable[[], Program]) -> Program:

@@ -64,16 +64,19 @@ def joint_forward(expressions: Named) -> Program:
 
 
 @cache
-def joint_backward(expressions: Named, wrt: tuple[str, ...]) -> Program:
+def joint_backward(expressions: Named, wrt: tuple[str, ...], again: Named = ()) -> Program:
     """The program that computes `d<operand>` for each operand in `wrt`.
 
     Expressions go by the names of the gradients that come in. What an operand gets from several of
-    them is added in their order; where it is in none, its gradient is 0.
+    them is added in their order; where it is in none, its gradient is 0. Results of `again` repeat
+    values of the forward, bit for bit, and share with gradients what they can.
     """
     expression, grads = expressions[0][1], tuple(name for name, _ in expressions)
-    _check_names(expression, wrt, (*grads, *(f"d{name}" for name in wrt)))
+    repeated = tuple(name for name, _ in again)
+    _check_names(expression, wrt, (*grads, *(f"d{name}" for name in wrt), *repeated))
     terms = [derive(each, wrt, grad) for grad, each in expressions]
     results = {f"d{name}": _added([each[name] for each in terms]) for name in wrt}
+    results |= {name: _value(value) for name, value in again}
     return _program(expression, results, grads)
 
 
@@ -97,12 +100,8 @@ def backward_program(
     With `recompute`, a result of that name repeats the forward value, bit for bit, sharing what it
     can.
     """
-    fresh = (grad, *(f"d{name}" for name in wrt), *([recompute] if recompute else []))
-    _check_names(expression, wrt, fresh)
-    results = {f"d{name}": expr for name, expr in derive(expression, wrt, grad).items()}
-    if recompute:
-        results[recompute] = _value(expression)
-    return _program(expression, results, (grad,))
+    again = ((recompute, expression),) if recompute else ()
+    return joint_backward(((grad, expression),), wrt, again)
 
 
 def _value(expression: Expression) -> Expr:

@@ -202,6 +202,54 @@ def _attach_backward(
     return _with_math(draft, instance, step, program, kept, direction, named), program, copies
 
 
+def attach_again(
+    draft: Draft, gradient_step: Step, repeated: Step, derivations: Derivations
+) -> Step:
+    """One step for gradients and for what the forward gave, of the same op, with its math.
+
+    Args:
+        draft: that both are of.
+        gradient_step: a derived one.
+        repeated: the forward's, which reads nothing else.
+    """
+    instance = next(each for each in draft.instances if each.item == gradient_step.item)
+    own, other = gradient_step.pointwise, repeated.pointwise
+    assert own and other, (gradient_step, repeated)
+    expressions = _expressions(instance.op)
+    given = {operand.symbol for operand in own.operands}
+    named = tuple((gradient(n), e) for n, e in expressions.items() if gradient(n) in given)
+    written = tuple(result.symbol for result in other.results)
+    wrt = tuple(result.symbol[1:] for result in own.results)
+    again = tuple((name, expressions[name]) for name in written)
+    program = derivations.backward(named, wrt, again)
+    powers, jumping = degrees(program), jumps(program)
+    operands = {each.symbol: each for each in (*own.operands, *other.operands)}
+    stem, prefix = own.kernel, f"pointwise_{instance.op.name}_"
+    math = replace(
+        own,
+        kernel="_".join((f"{prefix}with", *written, stem.removeprefix(prefix))),
+        operands=tuple(
+            replace(operands[symbol], degree=powers[symbol], jumps=symbol in jumping)
+            for symbol in program.operands
+        ),
+        results=(*own.results, *other.results),
+        attributes=program.attributes,
+        cuda=tuple(to_cuda(program)),
+        torch=tuple(to_torch(program)),
+        cost=program.cost,
+    )
+    further = (each for each in repeated.inputs if each.buffer not in gradient_step.reads)
+    return with_flops(
+        replace(
+            gradient_step,
+            inputs=(*gradient_step.inputs, *further),
+            outputs=(*gradient_step.outputs, *repeated.outputs),
+            pointwise=math,
+            attributes=tuple((name, instance.attributes[name]) for name in math.attributes),
+        )
+    )
+
+
 def _gradients(draft: Draft, op: OpSpec, step: Step) -> Iterator[PointwiseOperand]:
     """Results of a derived step; what all rows share gets a term per element, to be added up."""
     for operand in step.outputs:

@@ -27,6 +27,7 @@ from ..options.tensor_parallel import PARALLEL
 from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, options_of, refusal
+from .again import join_recomputed
 from .as_bytes import pass_as_bytes
 from .backward import write_backward
 from .cached_input import cache_inputs
@@ -159,6 +160,10 @@ def _rewrite(draft: Draft, context: Context, stage: Stage) -> Draft:
 
 def _recompute(draft: Draft, context: Context) -> Draft:
     return recompute_activations(draft, every=RECOMPUTE in context.options)
+
+
+def _join_recomputed(draft: Draft, context: Context) -> Draft:
+    return draft if context.recipe.roles else join_recomputed(draft, context.derivations)
 
 
 def _main_grad(draft: Draft, context: Context) -> Draft:
@@ -323,6 +328,14 @@ PASSES: tuple[Pass, ...] = (
         "recompute",
         "Steps of the forward stand in the backward, too, where that spares saving what they give.",
         _recompute,
+        needs=_of(Property.MATH),
+        before=_of(Property.QUANTIZED),
+    ),
+    Pass(
+        "join_recomputed",
+        "An activation that is made again is one more result of its gradient's step, where nothing"
+        " is quantised.",
+        _join_recomputed,
         needs=_of(Property.MATH),
         before=_of(Property.QUANTIZED),
     ),
