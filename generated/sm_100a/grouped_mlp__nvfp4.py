@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:450cf7397b48fc52
+# checksum sha256:3c2d0a1d0068e2e5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a4875850622e19a95a0677cfa9111c4f32aafc59d0189f44f062745238f2d8d0"
+DIGEST = "d3eed216703ef322938adb166e6c247761f4d973c50c7bdc21705639db9b806b"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

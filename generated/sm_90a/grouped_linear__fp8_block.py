@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:22ad6afc584497f1
+# checksum sha256:b0e59bd3c4168889
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "7b862796cb8912f5fd16707616d7be1c838ca759767a86c877acf7ce554a02ab"
+DIGEST = "969467890ae7cc7bf6b3272ebe2840c1719dc49c800a2a2c02c80864d289602d"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a2c201af0d25af4f
+# checksum sha256:f3e2e2af759ced1b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "f0ec856d6776b852b16e1780e084a98c63c31d0c92ceefc1e70d8b8986537e95"
+DIGEST = "5196a4183500f3ee07d12996a20c2481780d37adbf435c0ac35e3e312af28705"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:68d48c16df830285
+# checksum sha256:ef5876105d3257a2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "e028cafd0292feffb7106d7336bf4625e823d28c0ac3c21e0e95f5501dd66960"
+DIGEST = "73574a21c767a067fa1250dec1872d1bfe537793af92ce871aaf7dd878a4995e"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

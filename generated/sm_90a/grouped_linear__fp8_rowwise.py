@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1817c13f2e70dbaf
+# checksum sha256:c2ab76aee9abcc87
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "5b9352da8e6e37f5973474ee715741e4dc463d3e135b113dcf8cf2aef2b364a1"
+DIGEST = "a0c2a831fea88372e18a122530ba12986953a3d12116f16ce9d67375a2a0085a"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:61957cf7cca32356
+# checksum sha256:cc826c39281e4512
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "8060e476684d549830c15b0661cb801d95adc1d67b1f41a4a9072a0c6e9f331f"
+DIGEST = "bb7422b8fca167c16e3f6e2ae7a84e0965d2ada9fde814ced99d5daf77ec05e0"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5954256a2c1fc4a5
+# checksum sha256:8feeafbcbd24deb6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "4afb24669d834ab2108275fd77dafd06814cc6d802944c9d2c72d8a3db85f2b2"
+DIGEST = "633cd196f4865412f076e2e107d554b3d2be3f3315cbe8f7329361c8a5332bc2"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

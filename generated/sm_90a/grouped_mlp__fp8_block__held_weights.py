@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7dcdc78095335adb
+# checksum sha256:e47dbd8f0ef6ab53
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "8c846e3441b93c3dc7e4830e70e9121d0851f41e6b861024d7bd9b3c60610e57"
+DIGEST = "a356312d53e0db4be414802fd5472265c2dd74f2dcf8b44de47dfe0f4e703dca"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:1e047fabaa97ae98
+# checksum sha256:1789c4718fdd5a7d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "f613d3b5ad0ef46601ca6533463c6f9f0a6abccd33eed809f172d34822c72eb8"
+DIGEST = "9fafac9c56aecac69729333436a4cb4a906fbfa7dbdc4e55dece0927b5234f9d"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

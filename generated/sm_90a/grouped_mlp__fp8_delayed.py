@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1c9deb136873951a
+# checksum sha256:da693c06e35f7034
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "897f1d42e5e11cf9eb30fbb23f123e988ec8432d038e57b69de6b62f77cdcebd"
+DIGEST = "428c37151fe33fb6adeae6565b2fefa4613da7fb6fe267493ea76ab1f1678842"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c31dc1b829762072
+# checksum sha256:ef4dde2dd4e2ca55
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "294093a841d095c5ee97bfd645cb1511b87ebd929d60006bcef27662a6531592"
+DIGEST = "9df1e5002e4332015968caa2303771f874fc35ca43b2c391306e41e38fbe5a08"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

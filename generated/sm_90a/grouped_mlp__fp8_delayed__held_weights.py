@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e7a9500c236f7130
+# checksum sha256:25cedbdf3bf8dae7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "9d16e31b185c209c064febee54b7898846fb4cd68044ac6c298791551acb48fe"
+DIGEST = "ee5187df2baa3c589e1a7962d5fb8fe7a6610422747b14c489f53f1bd824c178"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

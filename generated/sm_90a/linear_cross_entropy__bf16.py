@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4e07429e03f8849f
+# checksum sha256:9d347600e0cfdc23
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "349866ec483bf237f9ea29f926e4502f42eedce3c48f20aa51169fa83eaeeb36"
+DIGEST = "d4ecf6f47f8a716b67da965289a2c32fcf1c767e4666c18e57f629b11376eccd"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9283c14eecb947f5
+# checksum sha256:139f6ddf9456ddbe
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "aeda7180eb00f2942bbae0c18ebfbc2b2af0480f26cf7489eb404a9a3c7dff18"
+DIGEST = "ca83f1debf32dc47c422205921bea67cd93b8e4fe320317591cd545b62dc2c99"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

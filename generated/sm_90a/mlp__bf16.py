@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:c1e3dae0a0856871
+# checksum sha256:3ac5fa899160d48a
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "727e0c8aff049f5ec9758183928b0c8b1302e98e6bc535c1957e0f48d280b2ad"
+DIGEST = "d5b663fab953166daf837c8b08786bcee7d4c4ddd09fb29266ca8c71baf0d0da"
 _library.join("mlp__bf16", DIGEST)
 
 

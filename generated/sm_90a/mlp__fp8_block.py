@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7636d33d89cca24a
+# checksum sha256:9dcdc7e41e67c10b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "8fd44567f625f42421532cbb70f7239dd9d95d15d0b0a8efb46feaf6b1b7adaa"
+DIGEST = "1e0c4db7ba6e19b2e605189a2b355e1a75ab228700dabfc2dbfb3e67cb282b49"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:c670645ae52a4581
+# checksum sha256:bcc0aff179d31c55
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "a8df1dbf6f7bae6e94cab0a00b83dc751c53b2a83544a8e5ce18f4b354300cdb"
+DIGEST = "876fa12f290138fb8d0b9c723445316a7d13943c85c2bcd09592c3608760ee6f"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

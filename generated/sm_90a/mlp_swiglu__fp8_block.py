@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1144539e843079cb
+# checksum sha256:8bd5ac71c3f05382
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "e1c6c530c12af37a8c540bd747ff90bd8008800ceb1a140aeb86e737c13fbcf1"
+DIGEST = "6183f45ba7c7723c2254639059f6803ac4c0aada89b193080955f88ac95df1f2"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:eb6deb1235874104
+# checksum sha256:571299924f54098d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "84673be10bfe51b09aa457c780e9e7e8a0ce72f6bd9e5f714b0e754fcb54a937"
+DIGEST = "edb53e2f627b7da51431b9169964d57c8f80e043ccd1c0f808129c57274b0e67"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f0c958b968156b4d
+# checksum sha256:9a0cdcaf6d358460
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "206f3842e6ccaf4d22c2e81ed3e1108491d30cd578549e8cee3c0ce51f639a12"
+DIGEST = "1bc959666f251947cd16145cff594044dccdccf0fdd6e0516cea4663bf463d92"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

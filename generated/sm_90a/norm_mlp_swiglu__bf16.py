@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f0622fc540acf631
+# checksum sha256:359c49c0601e4c5e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "c4418c09f46ebee7c929c5b6867ae60873061c1f016265c734291b48da4b39af"
+DIGEST = "c93d7bf3a6b9be30c12804b9a1886044ccfa7efd875a203e6b9a0c9c1032b0f3"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3465d4d287e1cbbb
+# checksum sha256:4c204fa1a7e35b17
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "45254c2abd1eba9ba1e24610221e1355cd1ea5e04dc4223f4388f4b649d88be0"
+DIGEST = "d81e0cdfeebe1cb99efe424ecd41e56067bdffb5134b18b548dcaeb695545b95"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

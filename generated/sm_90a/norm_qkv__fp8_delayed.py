@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:57d8fc01a27c45f8
+# checksum sha256:3c9ad66b9912610d
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "dc87ae65ff30aff755491825f21adcd6c0fd8315d6033dcfc84e6b9d90f9b29e"
+DIGEST = "304cfe8eb64ee5108ececea7ffafbc8435dcef3654cf8b5321ca40ba0e87b47d"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

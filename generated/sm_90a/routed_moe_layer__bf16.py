@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:96d1bf6ba623d080
+# checksum sha256:a41e041f6a6d9a3f
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "2dc1cbc8d86b1de60ba75d51fa18b2cb3717b7315fb50c9aca2fefc1d40f6a87"
+DIGEST = "bfb6d770a3775cf7bd0f5e1e17a3b0ce8848869b2203cc42737530224d5632e0"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

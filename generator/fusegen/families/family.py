@@ -365,14 +365,14 @@ class Family:
                 f"an expression of {demand.gated_cost} operations for each element behind a GEMM,"
                 f" {self.name} has the registers for {self.most_gated_cost}"
             )
-        if demand.kind and self.multiplies:
-            stored = self._misplaced(demand.kind, variant, layout) if layout else None
-            return self._accepts_gemm(demand.kind, variant) or stored
         if demand.history > self.most_history:
             return (
                 f"a history of {demand.history} amaxes, {self.name} keeps {self.most_history} at"
                 " most"
             )
+        if demand.kind and self.multiplies:
+            stored = self._misplaced(demand.kind, variant, layout) if layout else None
+            return self._accepts_gemm(demand.kind, variant) or stored
         if HADAMARD in variant.traits and words not in _names(self.transformed):
             names = ", ".join(_names(self.transformed)) or "nothing"
             return f"a transform before {words}, {self.name} has it before {names}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
+from ..ir.kernel import STORES
 from ..steps import gathered_gemm
 from .family import Family
 from .wgmma import ARCH, Operands, contracts_of
@@ -12,7 +12,7 @@ GEMM_GATHER_SM90 = Family(
     gathered_gemm.GATHERED_GEMMS,
     launch=gathered_gemm.LAUNCH,
     summary="Chooses the kernel of a {kind} GEMM that gathers rows by its sizes.",
-    stores=tuple(Store),
+    stores=STORES,
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bytes=2).configured,

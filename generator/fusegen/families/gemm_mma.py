@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
+from ..ir.kernel import STORES
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
@@ -13,7 +13,7 @@ GEMM_MMA = Family(
     GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
-    stores=tuple(Store),
+    stores=STORES,
     most_gated_cost=64,  # SiTUGLU has 95, and spills beside 128 sums; all others have 33 at most
     row_alignment=8,
     configured=Operands(element_bits=16).configured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.kernel import Store
+from ..ir.kernel import STORES
 from ..steps import gemm
 from ..steps.gemm_pointwise import GEMMS
 from .family import Family
@@ -13,7 +13,7 @@ GEMM_TCGEN05 = Family(
     GEMMS,
     launch=gemm.PLAIN,
     summary="Chooses the kernel of a {kind} GEMM by its sizes.",
-    stores=tuple(Store),
+    stores=STORES,
     arch=ARCH,
     row_alignment=8,
     configured=Operands(element_bits=16).configured,

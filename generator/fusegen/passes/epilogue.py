@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..ir.dtypes import DType
+from ..ir.quantization import Orientation
 from ..ir.shapes import total
 from ..ir.step import HALVES, INTERLEAVE, Access, Operand, Result, Step
 from ..spec.fusion import MERGES
+from ..spec.recipe import RecipeSpec
+from ..steps import quantizes, read_copies
+from ..steps.copies import copy_slots
 from ..steps.gemm_pointwise import AUX, MOST_SCALARS, OTHER
 from .draft import NotPossible
 from .kernels import kernel_set
@@ -38,7 +42,7 @@ class Epilogue:
         if not facts.arch.has_kernels:
             return f"{facts.arch.name} has no kernels"
         step = self._step(bound)
-        reason = _misfit(step)
+        reason = _misfit(step) or _uncoded(step, facts.recipe)
         if reason is not None:
             return reason
         try:
@@ -70,15 +74,17 @@ class Epilogue:
 def _misfit(merged: Step) -> str | None:
     """Why a kernel cannot go on with the values of a result as it has them."""
     steps = merged.parts
-    gemm, *expressions = steps
+    gemm, *expressions = (step for step in steps if not quantizes(step))
     if gemm.input("add_scales"):
         return f"{gemm.out} has a bias times scales of rows"
-    if any(step.when != gemm.when for step in expressions):
+    if any(step.when != gemm.when for step in steps):
         return f"{gemm.out} is made under other flags than what is made of it"
     if sum(len(step.attributes) for step in expressions) > MOST_SCALARS:
         return f"the expressions read more than {MOST_SCALARS} scalars"
     if _reads_halves(expressions[0], gemm.out):
         return _ungated(expressions, gemm.out)
+    if quantizes(steps[-1]):
+        return f"what is quantised is no expression of halves of {gemm.out}"
     for before, step in pairwise(steps):
         if reason := _unlike(step, before.out):
             return reason
@@ -87,6 +93,24 @@ def _misfit(merged: Step) -> str | None:
         return f"the expressions read more than one tensor besides {gemm.out}: {', '.join(others)}"
     if others and gemm.out in merged.writes:
         return f"{gemm.out} is read elsewhere, and the expressions read {others[0]} besides it"
+    return None
+
+
+def _uncoded(merged: Step, recipe: RecipeSpec) -> str | None:
+    """Why a kernel cannot go on to codes of what the last expression gives."""
+    quantized = merged.parts[-1]
+    if not quantizes(quantized):
+        return None
+    tensor, operand = quantized.input("a"), read_copies(merged)
+    if [copy.orientation for copy in quantized.copies] != [Orientation.ROWWISE]:
+        return f"{tensor} is quantised along its columns, too"
+    if quantized.input("amax_history") is None:
+        return f"scales of {tensor} follow from {tensor}, which is whole at the end alone"
+    (copy,) = quantized.copies
+    if not operand or recipe.roles[copy.role] != recipe.roles[operand[0].role]:
+        return f"{tensor} is quantised otherwise than what the GEMM reads"
+    if {*quantized.outputs} != {*copy_slots(copy.orientation.value, copy)}:
+        return f"more is left of {tensor} than a copy"
     return None
 
 
@@ -138,17 +162,25 @@ def _unlike(step: Step, tensor: str) -> str | None:
 def _others(steps: Sequence[Step]) -> Iterator[str]:
     """What expressions read besides what comes before them."""
     for before, step in pairwise(steps):
-        assert step.pointwise is not None, step
+        if step.pointwise is None:
+            continue  # it quantises what the last one gives
         yield from (o.buffer for o in step.pointwise.operands if o.buffer != before.out)
 
 
 def _merged(rule: str, steps: Sequence[Step]) -> Step:
     gemm, last = steps[0], steps[-1]
+    given = {name for step in steps for name in step.writes}
+    others = tuple(Operand(OTHER, name) for name in _others(steps))
+    if quantizes(last):
+        read = {*gemm.reads, *given}
+        others += tuple(each for each in last.inputs if each.buffer not in read)
     return replace(
         gemm,
         primitive=MERGES[tuple(step.primitive for step in steps)],
-        inputs=(*gemm.inputs, *(Operand(OTHER, name) for name in _others(steps))),
-        outputs=(Operand("out", last.out),),
+        inputs=(*gemm.inputs, *others),
+        outputs=last.outputs if quantizes(last) else (Operand("out", last.out),),
+        copies=(*gemm.copies, *last.copies),
+        mutates=last.mutates,
         kernels=None,
         alignment=1,
         rule=rule,

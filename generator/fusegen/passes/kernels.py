@@ -33,8 +33,10 @@ from ..steps import (
     definition,
     is_gemm,
     is_printed,
+    made_copies,
     makes_copies,
     observes,
+    read_copies,
     reads_decoded,
     takes,
 )
@@ -195,7 +197,8 @@ def variant_of(step: Step, recipe: RecipeSpec, buffers: Mapping[str, Buffer]) ->
     if not step.copies:
         of = gathers(step)
         return Variant((DType.IO,), (), of, store) if of or store is not Store.IO else None
-    specs = [recipe.roles[copy.role] for copy in step.copies]
+    copies = read_copies(step) if is_gemm(step) else step.copies
+    specs = [recipe.roles[copy.role] for copy in copies]
     if reads_decoded(step):
         return replace(DECODED, store=store, ends=_ends_of(step, specs))
     atoms = [ATOMS] if step.copies[0].atoms else []
@@ -256,6 +259,8 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
 
 def _store_of_epilogue(step: Step) -> Store:
     """A GEMM goes on with its result, and may leave that as it was, too."""
+    if made_copies(step):
+        return Store.GATED_CODES
     aux = any(each.slot == AUX for each in step.outputs)
     if any(each.gated for each in epilogue(step)):
         return Store.GATED_AUX if aux else Store.GATED
@@ -284,7 +289,7 @@ def family_of(demand: Demand, arch: ArchSpec) -> tuple[str, FamilySpec]:
 
 def demand_of(step: Step, variant: Variant | None, recipe: RecipeSpec) -> Demand:
     """What a step asks of its family, beyond what its variant says, too."""
-    specs = [recipe.roles[copy.role] for copy in step.copies] if makes_copies(step) else []
+    specs = [recipe.roles[copy.role] for copy in made_copies(step)]
     maths = epilogue(step) if is_gemm(step) else ()
     return Demand(
         step.primitive,

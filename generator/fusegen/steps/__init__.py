@@ -7,7 +7,7 @@ writes a step of one kind names that kind, by its ``StepDef``.
 from __future__ import annotations
 
 from ..extensions import extended
-from ..ir.step import Step
+from ..ir.step import Copy, Step
 from . import gemm
 from .add import ADD
 from .chunked import CHUNKED
@@ -19,7 +19,12 @@ from .fp32_weight import ADD_PRODUCTS, SPLIT_WEIGHT
 from .gather_quantize import GATHER_QUANTIZE
 from .gathered_gemm import GATHERED_GEMM, GATHERED_GEMM_POINTWISE
 from .gemm import GEMM, GROUPED_GEMM
-from .gemm_pointwise import GEMM_POINTWISE, GROUPED_GEMM_POINTWISE
+from .gemm_pointwise import (
+    GEMM_POINTWISE,
+    GEMM_POINTWISE_QUANTIZE,
+    GROUPED_GEMM_POINTWISE,
+    GROUPED_GEMM_POINTWISE_QUANTIZE,
+)
 from .group_row_dot import GROUP_ROW_DOT, ROW_DOT
 from .narrow import NARROW
 from .norm import ADD_NORM, NORM, NORM_GRAD
@@ -65,6 +70,8 @@ SHIPPED: tuple[StepDef, ...] = (
     POINTWISE_GRAD_QUANTIZE,
     GEMM_POINTWISE,
     GROUPED_GEMM_POINTWISE,
+    GEMM_POINTWISE_QUANTIZE,
+    GROUPED_GEMM_POINTWISE_QUANTIZE,
     GATHERED_GEMM,
     GATHERED_GEMM_POINTWISE,
     NORM_QUANTIZE,
@@ -144,8 +151,20 @@ def quantizes(step: Step) -> bool:
 
 
 def makes_copies(step: Step) -> bool:
-    """Whether it makes quantised copies, of what another part of it gives, too."""
-    return quantizes(step) or any(map(makes_copies, step.parts))
+    """Whether its copies are quantised ones that it makes, of what another part gives, too."""
+    return not is_gemm(step) and (quantizes(step) or any(map(makes_copies, step.parts)))
+
+
+def made_copies(step: Step) -> tuple[Copy, ...]:
+    """Quantised copies that it makes; of a GEMM, those behind its operands'."""
+    if is_gemm(step):
+        return step.copies[len(gemm.OPERANDS) :]
+    return step.copies if makes_copies(step) else ()
+
+
+def read_copies(step: Step) -> tuple[Copy, ...]:
+    """Quantised copies that it is given."""
+    return step.copies[: len(step.copies) - len(made_copies(step))]
 
 
 def decodes(step: Step) -> bool:

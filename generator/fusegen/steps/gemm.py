@@ -9,6 +9,9 @@ from ..ir.step import LIKE, Step
 from .definition import Reference, StepDef, Trait
 from .launch import GROUP_SIZES, MULTIPROCESSORS, Field, Launch, Origin, sizes
 
+OPERANDS = ("a", "b")
+"""Slots of what is multiplied."""
+
 KINDS = tuple(kind.value for kind in GemmKind)
 """Names of the three GEMMs."""
 
@@ -88,7 +91,7 @@ def _flops(step: Step) -> Expr:
 
 GEMM = StepDef(
     "gemm",
-    operands=("a", "b"),
+    operands=OPERANDS,
     optional=("add", "accumulate"),
     kinds=KINDS,
     shapes={
@@ -106,7 +109,7 @@ GEMM = StepDef(
 
 GROUPED_GEMM = StepDef(
     "grouped_gemm",
-    operands=("a", "b", "groups"),
+    operands=(*OPERANDS, "groups"),
     optional=("add", "add_scales", "accumulate"),
     kinds=KINDS,
     shapes={

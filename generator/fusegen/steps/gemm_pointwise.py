@@ -19,6 +19,7 @@ from .definition import StepDef
 from .gemm import GEMM, GROUPED_GEMM
 from .launch import Field, Launch, Origin
 from .pointwise import POINTWISE, POINTWISE_GRAD
+from .quantize import QUANTIZE
 
 OTHER = "other"
 """Slot of the one tensor that expressions read besides the result: of its shape or, where they are
@@ -29,7 +30,6 @@ AUX = "aux"
 
 MOST_SCALARS = 8  # `kMostScalars` of gemm/gemm.h: of all expressions
 
-_ALONE = (GEMM.name, GROUPED_GEMM.name)
 _KINDS = (GemmKind.FPROP.value, GemmKind.DGRAD.value)  # gradients of weights are summed further
 _EPILOGUES = ((POINTWISE,), (POINTWISE_GRAD,), (ADD,), (POINTWISE, POINTWISE))
 
@@ -41,9 +41,8 @@ def epilogue(step: Step) -> tuple[EpilogueMath, ...]:
 
 def _epilogue(step: Step) -> Iterator[EpilogueMath]:
     for before, part in pairwise(step.parts):
-        if part.primitive in _ALONE:
-            continue  # behind what it gathers
-        assert part.pointwise is not None, part
+        if part.pointwise is None:
+            continue  # behind what it gathers, or what quantises the last of them
         operands = part.pointwise.operands
         of = [i for i, each in enumerate(operands) if each.buffer in before.writes]
         of.sort(key=lambda i: operands[i].access not in FIRSTS)
@@ -70,6 +69,28 @@ def _with_epilogue(kind: StepDef) -> StepDef:
 
 GEMM_POINTWISE = _with_epilogue(GEMM)
 GROUPED_GEMM_POINTWISE = _with_epilogue(GROUPED_GEMM)
+
+OF_CODES = Launch(
+    "GatedCodesArguments",
+    "gemm/gated_codes.h",
+    (Field("product", Origin.PRODUCT),),
+    assigned=True,
+)
+
+
+def _quantized(kind: StepDef) -> StepDef:
+    """What an expression of a result gives is quantised, in the same kernel."""
+    return StepDef(
+        f"{kind.name}_pointwise_quantize",
+        kinds=(GemmKind.FPROP.value,),
+        parts=((kind.name, POINTWISE.name, QUANTIZE.name),),
+        traits=kind.traits,
+        launch=lambda _: OF_CODES,
+    )
+
+
+GEMM_POINTWISE_QUANTIZE = _quantized(GEMM)
+GROUPED_GEMM_POINTWISE_QUANTIZE = _quantized(GROUPED_GEMM)
 
 GEMMS = tuple(each.name for each in (GEMM, GROUPED_GEMM, GEMM_POINTWISE, GROUPED_GEMM_POINTWISE))
 """Kinds that families of GEMMs implement."""

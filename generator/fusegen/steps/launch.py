@@ -23,10 +23,10 @@ class Origin(str, Enum):
     The others stand for several fields, which carry their own names: operands, results, scalars and
     extents of an EXPRESSION; what the expressions of a GEMM's result read besides it (EPILOGUE);
     the groups past which its results are zero (ROW_GROUPS); how and where a step quantises
-    (QUANTIZATION); both, of the PARTS of a merged step; how many parts a step joins, and what each
-    is launched with alone (EACH_PART); how the scales of a copy lie (SCALE_STRIDES), and how those
-    of a group are found (LINE_GROUPS); a history and the scale that follows from it
-    (DELAYED_STATE).
+    (QUANTIZATION); both, of the PARTS of a merged step, or of a PRODUCT that goes on to codes; how
+    many parts a step joins, and what each is launched with alone (EACH_PART); how the scales of a
+    copy lie (SCALE_STRIDES), and how those of a group are found (LINE_GROUPS); a history and the
+    scale that follows from it (DELAYED_STATE).
     """
 
     OPERAND = "operand"
@@ -49,6 +49,7 @@ class Origin(str, Enum):
     ROW_GROUPS = "row_groups"
     QUANTIZATION = "quantization"
     PARTS = "parts"
+    PRODUCT = "product"
     EACH_PART = "each_part"
     SCALE_STRIDES = "scale_strides"
     LINE_GROUPS = "line_groups"

@@ -16,7 +16,16 @@ from ..ir.program import Program
 from ..ir.segments import Collective
 from ..ir.shapes import Const, Expr, Shape, Sym, mul, product, symbols
 from ..ir.step import HALVES, Access, Chunks, PointwiseOperand, Step
-from . import copies_memory, decodes, definition, is_gemm, is_printed, makes_copies, reads_decoded
+from . import (
+    copies_memory,
+    decodes,
+    definition,
+    is_gemm,
+    is_printed,
+    made_copies,
+    read_copies,
+    reads_decoded,
+)
 from .copies import Formats
 from .sizes import Sizes, bind, said
 
@@ -289,17 +298,17 @@ def _copies(view: View, _: Buffers) -> Iterator[Fault]:
     """
     decoding = {name: step for step in view.steps if decodes(step) for name in step.writes}
     for step in view.steps:
-        makes = makes_copies(step)
-        touched = {*(step.writes if makes else step.reads)}
+        made = made_copies(step)
+        touched = {*step.reads}
         if reads_decoded(step):
             touched.update(*(decoding[name].reads for name in step.reads if name in decoding))
-            operands = zip(step.copies, map(step.input, "ab"), strict=True)
+            operands = zip(read_copies(step), map(step.input, "ab"), strict=True)
             touched.update(*(copy.buffers for copy, name in operands if name in view.given))
         for copy in step.copies:
             left = {copy.scale, copy.amax} if decodes(step) else set()
             for name in copy.buffers:
-                if name not in touched and name not in left:
-                    missing = "writes" if makes else "reads"
+                if name not in (step.writes if copy in made else touched) and name not in left:
+                    missing = "writes" if copy in made else "reads"
                     yield view.fault(step, name, f"is of a copy, but the step {missing} it nowhere")
 
 

@@ -23,6 +23,7 @@ from ...ir.words import AttributeType
 from ...options import scopes_of
 from ...steps import copies_memory, definition
 from ...steps.gemm_pointwise import AUX, OTHER
+from ...steps.gemm_pointwise import launch as product_launch
 from ...steps.launch import Field, Launch, Origin
 from ...steps.pointwise import ROW_GROUPS
 from ...steps.quantize import SUMMED
@@ -281,6 +282,15 @@ def _parts_fields(place: _Place, field: Field) -> dict[str, str]:
     return fields | {f"step.{name}": value for name, value in quantized.items()}
 
 
+def _product_fields(place: _Place, field: Field) -> dict[str, str]:
+    """What a GEMM with expressions of its result is launched with, and what quantises the last."""
+    *product, quantized = place.step.parts
+    stated = product_launch(replace(place.step, parts=tuple(product)))
+    own = f"{stated.arguments}{{{', '.join(_words(place, stated))}}}"
+    fields = _quantize_fields(replace(place, step=quantized))
+    return {field.name: own} | {f"step.{name}": value for name, value in fields.items()}
+
+
 def _each_part_fields(place: _Place) -> dict[str, str]:
     """What each part is launched with alone, by its place among them, and how many there are."""
     fields: dict[str, str] = {}
@@ -501,6 +511,7 @@ _SEVERAL: Mapping[Origin, Callable[[_Place, Field], dict[str, str]]] = {
     Origin.ROW_GROUPS: lambda at, _: _row_groups(at.plan, at.step, at.reading),
     Origin.QUANTIZATION: lambda at, _: _quantize_fields(at),
     Origin.PARTS: _parts_fields,
+    Origin.PRODUCT: _product_fields,
     Origin.EACH_PART: lambda at, _: _each_part_fields(at),
     Origin.SCALE_STRIDES: lambda at, field: _scale_strides(at, field.of),
     Origin.LINE_GROUPS: lambda at, _: _line_groups(at.plan, at.step, at.reading),

@@ -92,7 +92,7 @@ struct StoringWarp {
         row(int32_t(index) * kRows),
         lane(cta.lane),
         memory(cta.control().tensor_memory + (index * kRows << 16)),
-        sink(result_sink<T, Result, Values>(cta, map, epilogue, columns, row, index)) {}
+        sink(ResultSinkOf<T, Result, Values, Change>::make(cta, map, epilogue, columns, row, index)) {}
 
   __device__ void run(const TileRing& ring) {
     Cursor<TileRing::kSlots> record;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fusegen/gemm/config.sm90.cuh"
 #include "fusegen/gemm/config_fp8.cuh"
@@ -28,13 +29,15 @@ struct Fp8Traits : TileTraits<Config, 1, 2, store, StageScales<kind, scaling, Co
   static constexpr Store kStore = store;
   using Walk = Walker<kind, Config>;
   using Source = TileSource<kind, Config>;
-  using Coordinates = CodeCoordinates<kind>;
+  using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,
+                                         CodeCoordinates<kind>>;
   // Elements of the contraction whose products one set of partial sums adds up; 0: all of them.
   static constexpr int kPromotionInterval =
       accumulation == Accumulation::split ? Config::tile_k : 0;
   static constexpr Major kMajorA = Major::K;
   static constexpr Major kMajorB = Major::K;
 
+  static_assert(kind == Gemm::fprop || !is_gated(store));
   static_assert(scaling != Fp8Scaling::block || accumulation == Accumulation::split,
                 "block scales are applied where sums are split");
   static_assert(accumulation == Accumulation::fast || Config::schedule == Schedule::cooperative,

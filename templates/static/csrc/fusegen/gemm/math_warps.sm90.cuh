@@ -92,7 +92,7 @@ struct MathWarp {
         lane(cta.lane),
         mainloop(StageReader<T>(cta.shared, cta.control().stages, first_row, cta.lane), arguments,
                  cta.shared, uint32_t(row) + cta.lane / 4),
-        sink(result_sink<T, Result, Values>(cta, map, epilogue, columns, row, part * 4 + warp)),
+        sink(ResultSinkOf<T, Result, Values, Change>::make(cta, map, epilogue, columns, row, part * 4 + warp)),
         turns(cta.control().turn, part, cta.lane) {}
 
   __device__ void run(const TileRing& ring) {

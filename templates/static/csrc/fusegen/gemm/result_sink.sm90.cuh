@@ -31,31 +31,30 @@ struct ResultSinkOf {
   using Sink = std::conditional_t<is_gated(T::kStore),
                                   GatedStore<Result, Values, T::kBuffers, Change>, Added>;
   static_assert(Change::kLoads == (T::kStore == Store::binary), "barriers are those of the store");
+
+  // Of the `index`-th warp that stores, whose part of every tile begins with `row`.
+  template <class Cta>
+  __device__ static Sink make(const Cta& cta, const CUtensorMap* map,
+                              const Epilogue<Change, T::kStore>& epilogue, int32_t columns,
+                              int32_t row, uint32_t index) {
+    const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
+    CopyBarrier* const loaded = cta.control().loaded[index];
+    if constexpr (is_gated(T::kStore)) {
+      const CUtensorMap* aux = nullptr;
+      if constexpr (has_aux(T::kStore)) aux = epilogue.asked ? epilogue.aux : nullptr;
+      return {{map, ring, cta.lane, {}}, epilogue.change, epilogue.row_values, aux, {}};
+    } else if constexpr (adds(T::kStore)) {
+      return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
+    } else if constexpr (Change::kLoads) {
+      return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};
+    } else if constexpr (has_aux(T::kStore)) {
+      return {{map, ring, cta.lane, epilogue.change}, epilogue.asked ? &epilogue.aux : nullptr};
+    } else {
+      return {map, ring, cta.lane, epilogue.change};
+    }
+  }
 };
 template <class T, class Result, class Values, class Change>
 using ResultSink = typename ResultSinkOf<T, Result, Values, Change>::Sink;
-
-// Of the `index`-th warp that stores, whose part of every tile begins with `row`.
-template <class T, class Result, class Values, class Cta, class Change>
-__device__ ResultSink<T, Result, Values, Change> result_sink(
-    const Cta& cta, const CUtensorMap* map, const Epilogue<Change, T::kStore>& epilogue,
-    int32_t columns, int32_t row, uint32_t index) {
-  using Sink = ResultSink<T, Result, Values, Change>;
-  const ChunkRing<T::kBuffers> ring(cta.buffers() + index * T::kBuffers * kChunkBytes);
-  CopyBarrier* const loaded = cta.control().loaded[index];
-  if constexpr (is_gated(T::kStore)) {
-    const CUtensorMap* aux = nullptr;
-    if constexpr (has_aux(T::kStore)) aux = epilogue.asked ? epilogue.aux : nullptr;
-    return {{map, ring, cta.lane, {}}, epilogue.change, epilogue.row_values, aux, {}};
-  } else if constexpr (adds(T::kStore)) {
-    return Sink({map, ring, cta.lane, {}}, loaded, columns, row);
-  } else if constexpr (Change::kLoads) {
-    return {map, ring, {&epilogue.other, loaded, columns, row}, cta.lane, epilogue.change};
-  } else if constexpr (has_aux(T::kStore)) {
-    return {{map, ring, cta.lane, epilogue.change}, epilogue.asked ? &epilogue.aux : nullptr};
-  } else {
-    return {map, ring, cta.lane, epilogue.change};
-  }
-}
 
 }  // namespace fusegen
