@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:354c064647695aaf
+# checksum sha256:cce6ba1f94ccaf2a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "a8dcd407c2a3efe95cf5b329d39dce4e9795202ba0b563fb1c41864f92e007fc"
+DIGEST = "6f7752866abbdfb900ca50248f02022f331770308afc08a72e9ca39ff9224b5b"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

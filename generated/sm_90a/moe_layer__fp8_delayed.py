@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ca6ce6cd07bbc6c1
+# checksum sha256:e600ae61b73c54d9
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "08c22713799a6931c05d583712a851714c4aa80554665500b44d4838f426f454"
+DIGEST = "cedb13fe0a9968a2538b552161fd1d24181f9f2bb7ab007c6efd2e7f17316b5d"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dc2fd770fa278994
+# checksum sha256:930b0a59134a8a00
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "f6e817d511706e243290f6cc600b4187bdc62206581bc8e53ed2a965361eb7a3"
+DIGEST = "b9df2dc1ef8a5c672217bd1befe9f2295159dcc68e8175e4016b1b1b6ee535a3"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

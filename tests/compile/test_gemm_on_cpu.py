@@ -24,6 +24,7 @@ from fusegen.families.wgmma import LIMITS
 
 FAMILY_HEADER = "hopper.h"
 FIRST_HEADERS = (
+    "gemm/gated_codes.sm90.cuh",
     "gemm/gemm_decoded.sm90.cuh",
     "gemm/gemm_gather.sm90.cuh",
     "gemm/launch_fp8.sm90.cuh",
@@ -37,6 +38,7 @@ class Family(Enum):
     GATHERED = "gathered"
     DECODED = "decoded"
     FAST = "fast"
+    CODES = "codes"
     SPLIT = "split"
 
 
@@ -66,6 +68,8 @@ class Gemm:
         elif self.family is Family.GATHERED:
             kind = f"Gemm::{self.kind}, Store::{self.store}, Gather::{self.scaling}"
             call = f"run_gathered_hopper<{kind}, {config}>"
+        elif self.family is Family.CODES:
+            call = f"run_gated_codes<{config}>"
         elif self.family is Family.DECODED:
             call = f"{self._decoded()}, {config}>"
         else:
@@ -102,9 +106,10 @@ PLAIN_DGRAD = Gemm(Family.PLAIN, "dgrad", WIDE_PLAIN)
 BLOCK_FPROP = Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3")
 BLOCK_WGRAD = Gemm(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
 BROKEN_ADD = Gemm(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
+CODES = Gemm(Family.CODES, "fprop", TURNS, store="gated_codes")
 GATHERED_FPROP = Gemm(Family.GATHERED, "fprop", TURNS_PLAIN, "a")
 GATHERED_WGRAD = Gemm(Family.GATHERED, "wgrad", WIDE_PLAIN, "b", store="fp32")
-BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD, GATHERED_FPROP, GATHERED_WGRAD)
+BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD, CODES, GATHERED_FPROP, GATHERED_WGRAD)
 # Families alternate, so that two workers of pytest-xdist seldom wait for one compilation.
 GEMMS = (
     PLAIN_FPROP,
@@ -162,6 +167,9 @@ GEMMS = (
     Gemm(Family.PLAIN, "fprop", SMALL_PLAIN, store="gated_aux"),
     Gemm(Family.PLAIN, "fprop", WIDE_PLAIN, store="gated"),
     Gemm(Family.PLAIN, "fprop", TURNS_PLAIN, store="gated"),
+    # Halves of rows in codes, by parts of 32 columns and of 64.
+    CODES,
+    Gemm(Family.CODES, "fprop", TURNS_NARROW, store="gated_codes"),
     # Rows of tokens: of x and dy as the first operand, whose contraction runs along them or over
     # them, and of x as the second.
     GATHERED_FPROP,
@@ -192,7 +200,7 @@ WITH_EPILOGUE = tuple(
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
-    if gemm.store in ("gated", "gated_aux"):
+    if gemm.store in ("gated", "gated_aux", "gated_codes"):
         return OF_HALVES
     if gemm.store in ("unary", "unary_aux", "binary"):
         return WITH_EPILOGUE
@@ -226,6 +234,14 @@ FAULTS = (
         "",
         BROKEN_ADD.name,
         ", not ",
+    ),
+    # Rows of the next group raise a group's amax.
+    Fault(
+        "sink/gated_codes.sm90.cuh",
+        "row + i % 2 * 8 < tile.tokens && ",
+        "",
+        CODES.name,
+        " has amax ",
     ),
     # Every second line of a gathered operand is not permuted as MMAs read it.
     Fault(

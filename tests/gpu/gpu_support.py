@@ -25,8 +25,13 @@ CHAIN_TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4}
 
 GUARD = 4096  # elements of NaN on both sides of every operand
 
-# Tokens, choices, experts, hidden and intermediate: every tile of kernels that gather has some.
-GATHERED = ((1030, 4, 8, 264, 136), (2100, 4, 8, 520, 200), (2100, 4, 8, 520, 648))
+# Tokens, choices, experts, hidden and intermediate: every tile of kernels of whole layers has some.
+LAYERS = (
+    (310, 4, 8, 264, 136),
+    (1030, 4, 8, 264, 136),
+    (2100, 4, 8, 520, 200),
+    (2100, 4, 8, 520, 648),
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python tests/gpu/sanitize.py [--bundle generated/sm_90a] [--json report.json]
 
 Every matrix kernel that the plan's rules can reach runs on ragged groups that leave rows over,
-those that gather in a layer with ids of nobody; every module runs forward and backward on the
+those of whole layers in one with ids of nobody; every module runs forward and backward on the
 inputs of its own tests.  A further bundle leaves out the matrix kernels that the committed bundle
 has, too.  Cases are dealt to several processes, each
 of which is sanitized by itself.
@@ -34,8 +34,8 @@ TOOLS = ("memcheck", "racecheck")
 MARK = "@@ sanitize:"
 TIMEOUT = 900  # seconds for one tool; it takes about a minute on an H200
 ELEMENTS = ("bfloat16", "float16")
-GATHERS = "moe_layer__bf16"
-"""The cell whose GEMMs gather."""
+LAYERS = {"moe_layer__bf16": "gemm_gather", "moe_layer__fp8_delayed": "gemm_gated_codes"}
+"""Cells of whole layers, and the GEMMs that only they have."""
 
 _PROBLEM = re.compile(
     r"=+ +(?:(?:Error|Warning|Invalid|Misaligned|Uninitialized|Program hit|Out-of-range"
@@ -225,13 +225,15 @@ def gemm_cases(bundle: Any, folder: Path, known: Collection[str]) -> Iterator[Ca
                     yield f"{name}_{element}_{point}", _gemm_case(programs, kind, sizes, element)
 
 
-def _gather_case(bundle: Any, problem: tuple[int, ...], element: str) -> Callable[[], Any]:
+def _layer_case(
+    bundle: Any, cell: str, problem: tuple[int, ...], element: str
+) -> Callable[[], Any]:
     def layer() -> None:
         import torch
 
         tokens, choices, experts, hidden, intermediate = problem
         dtype, device = getattr(torch, element), bundles.DEVICE
-        made = bundles.load_cell(bundle, GATHERS).MoELayer(
+        made = bundles.load_cell(bundle, cell).MoELayer(
             experts, hidden=hidden, intermediate=intermediate, device=device, dtype=dtype
         )
         x = torch.randn(tokens, hidden).to(dtype).to(device).requires_grad_()
@@ -245,18 +247,17 @@ def _gather_case(bundle: Any, problem: tuple[int, ...], element: str) -> Callabl
     return layer
 
 
-def gather_cases(bundle: Any, folder: Path) -> Iterator[Case]:
-    """A layer whose GEMMs gather, at sizes that reach all of their tiles."""
-    from gpu_support import GATHERED
+def layer_cases(bundle: Any, folder: Path) -> Iterator[Case]:
+    """Layers with GEMMs of their own, at sizes that reach all of these' tiles."""
+    from gpu_support import LAYERS as PROBLEMS
 
-    if GATHERS not in cells_of(folder):
-        return
-    plan = bundles.load_cell(bundle, GATHERS).MoELayer.describe()
-    if not any(name.startswith("gemm_gather") for name in selection.read_rules(plan)):
-        return
-    for problem in GATHERED:
-        for element in ELEMENTS:
-            yield f"{GATHERS} {problem} {element}", _gather_case(bundle, problem, element)
+    for cell in LAYERS.keys() & {*cells_of(folder)}:
+        plan = bundles.load_cell(bundle, cell).MoELayer.describe()
+        if not any(name.startswith(LAYERS[cell]) for name in selection.read_rules(plan)):
+            continue
+        for problem in PROBLEMS:
+            for element in ELEMENTS:
+                yield f"{cell} {problem} {element}", _layer_case(bundle, cell, problem, element)
 
 
 def known_units(folder: Path) -> set[str]:
@@ -308,7 +309,7 @@ def run_cases(folder: Path, hand: str) -> None:
     known = known_units(folder)
     cases = [
         *gemm_cases(bundle, folder, known),
-        *gather_cases(bundle, folder),
+        *layer_cases(bundle, folder),
         *cell_cases(bundle, folder),
     ]
     for name, run in cases[int(index) :: int(hands)]:

@@ -25,8 +25,8 @@ HIDDEN = 64
 REPLAYS = 200
 
 
-def module(bundle: ModuleType, name: str) -> ModuleType:
-    return importlib.import_module(f"{bundle.__name__}.{name}__bf16")
+def module(bundle: ModuleType, name: str, recipe: str = "bf16") -> ModuleType:
+    return importlib.import_module(f"{bundle.__name__}.{name}__{recipe}")
 
 
 def routed(tokens: int, choices: int, experts: int, seed: int, draw: str = "skewed") -> Any:
@@ -146,29 +146,35 @@ def test_graphs_replay_any_routing(bundle: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("draw", ("skewed", "one"))
-@pytest.mark.parametrize("problem", support.GATHERED, ids=str)
-def test_products_of_tokens_are_those_of_rows(
-    bundle: ModuleType, problem: tuple[int, int, int, int, int], draw: str
+@pytest.mark.parametrize("problem", support.LAYERS, ids=str)
+@pytest.mark.parametrize("recipe", ("bf16", "fp8_block", "fp8_delayed"))
+def test_a_layer_gives_what_its_parts_give(
+    bundle: ModuleType, recipe: str, problem: tuple[int, int, int, int, int], draw: str
 ) -> None:
-    """Of rows that are gathered in loaders and of rows that are written, with all gradients."""
+    """Whether rows are gathered in loaders or written, and activations quantised behind products
+    or by kernels of their own: outputs, gradients and states, twice."""
     *routing, hidden, intermediate = problem
     tokens, choices, experts = routing
     ids, counts = routed(tokens, choices, experts, seed=6, draw=draw)
     sizes = {"hidden": hidden, "intermediate": intermediate, "device": support.DEVICE}
-    layer = module(bundle, "moe_layer").MoELayer(experts, **sizes)
-    mlp = module(bundle, "grouped_mlp").GroupedMLP(experts, **sizes)
+    layer = module(bundle, "moe_layer", recipe).MoELayer(experts, **sizes)
+    mlp = module(bundle, "grouped_mlp", recipe).GroupedMLP(experts, **sizes)
     mlp.load_state_dict(layer.state_dict())
     x = support.randn((tokens, hidden), torch.bfloat16, 1).requires_grad_()
     dy = support.randn((tokens, hidden), torch.bfloat16, 2)
     probs = torch.rand(tokens, choices, device=support.DEVICE).requires_grad_()
 
     permute = module(bundle, "moe_permute").moe_permute
-    rows, row_probs, split_sizes, row_slot, slot_row = permute(x, probs, ids, counts)
-    experts_rows = mlp(rows, split_sizes, row_probs)
-    wanted = module(bundle, "combine").combine(experts_rows, row_slot, slot_row)
-    got = layer(x, probs, ids, counts)
-    assert torch.equal(got, wanted)
-    gradients = torch.autograd.grad(got, (x, probs, *layer.parameters()), dy)
-    others = torch.autograd.grad(wanted, (x, probs, *mlp.parameters()), dy)
-    for one, other in zip(gradients, others, strict=True):
-        assert torch.equal(one, other)
+    combine = module(bundle, "combine").combine
+    for _ in range(2):  # the second time by scales of the first
+        rows, row_probs, split_sizes, row_slot, slot_row = permute(x, probs, ids, counts)
+        wanted = combine(mlp(rows, split_sizes, row_probs), row_slot, slot_row)
+        got = layer(x, probs, ids, counts)
+        assert torch.equal(got, wanted)
+        gradients = torch.autograd.grad(got, (x, probs, *layer.parameters()), dy)
+        others = torch.autograd.grad(wanted, (x, probs, *mlp.parameters()), dy)
+        for one, other in zip(gradients, others, strict=True):
+            assert torch.equal(one, other)
+    states = layer.state_dict()
+    for name, tensor in mlp.state_dict().items():
+        assert torch.equal(states[name], tensor), name

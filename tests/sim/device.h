@@ -38,6 +38,29 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   for (int i = 0; i < 32; ++i) ballot |= unsigned(votes[i]) << i;
   return ballot;
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const uint64_t* const values = sim::exchange(uint64_t(value));
+  unsigned largest = 0;
+  for (int i = 0; i < 32; ++i) largest = unsigned(values[i]) > largest ? unsigned(values[i]) : largest;
+  return largest;
+}
+inline unsigned atomicMax(unsigned* to, unsigned value) {
+  const unsigned before = *to;
+  if (value > before) *to = value;
+  return before;
+}
+inline float __frcp_rn(float value) { return 1.0f / value; }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned places) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= unsigned(bytes >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return out;
+}
+template <class Pair>
+Pair __hfma2(Pair a, Pair b, Pair c) {
+  const auto fma = [](auto x, auto y, auto z) { return decltype(x)(float(x) * float(y) + float(z)); };
+  return {fma(a.x, b.x, c.x), fma(a.y, b.y, c.y)};
+}
 inline int __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == mask; }
 inline void cudaGridDependencySynchronize() {}  // kernels run one after another
 inline void cudaTriggerProgrammaticLaunchCompletion() {}

@@ -4,6 +4,7 @@
 #include "codes.h"
 #include "problems.h"
 
+#include "fusegen/gemm/gated_codes.sm90.cuh"
 #include "fusegen/gemm/gemm_decoded.sm90.cuh"
 #include "fusegen/gemm/gemm_gather.sm90.cuh"
 #include "fusegen/gemm/launch_fp8.sm90.cuh"
@@ -63,6 +64,101 @@ void run_fp8(const Case& in) {
     return fusegen::launch_fp8_gemm<kind, A, B, Result, scaling, accumulation, Config, as.kStore>(
         arguments, stream, as.change);
   });
+}
+
+// A gated result in codes, by scales of groups: what a kernel of its own would make of the result.
+struct GatedCodesRun {
+  using Format = fusegen::E4M3;
+
+  const Problem problem;
+  const int64_t columns, pitch;
+  Buffer<uint8_t> codes;
+  Buffer<float> scales, inverses, amaxes;
+  Buffer<Result> halves;
+
+  explicit GatedCodesRun(const Case& in)
+      : problem(Gemm::fprop, in),
+        columns(in.n / 2),
+        pitch(ceil_div(columns, 16) * 16),
+        codes(in.tokens * pitch, 0xff),
+        scales(in.groups(), kNan),
+        inverses(in.groups(), kNan),
+        amaxes(in.groups(), 0.0f),
+        halves(in.tokens * in.n, Result(kNan)) {
+    for (int64_t g = 0; g < in.groups(); ++g) {
+      if (problem.tokens(g) > 0) scales[g] = 16 * random_scale();
+    }
+  }
+
+  // The same arguments, of a kernel that leaves the halves, too.
+  fusegen::GatedCodesArguments arguments(const Fp8GemmArguments& product,
+                                         fusegen::DelayedArguments* due) {
+    fusegen::GatedCodesArguments out{product, {}};
+    out.product.gemm.d = nullptr;
+    out.product.gemm.epilogue.aux = halves.data();
+    out.step.quantize.rowwise.data = codes.data();
+    out.step.quantize.rowwise.scale = inverses.data();
+    out.step.quantize.rowwise.pitch = pitch;
+    out.step.state.scale = scales.data();
+    out.step.state.history = amaxes.data();
+    out.step.due = due;
+    out.step.update = true;
+    return out;
+  }
+
+  // Checks codes, amaxes and inverses, and leaves what is encoded, and the halves, where 16 bits are asked for.
+  void check(const GemmArguments& with) {
+    const auto* const rows = static_cast<const float*>(with.epilogue.other);
+    auto* const gated = static_cast<Result*>(with.d);
+    for (int64_t g = 0; g < problem.in.groups(); ++g) {
+      float amax = 0;
+      for (int64_t i = 0; i < problem.tokens(g) * columns; ++i) {
+        const int64_t row = problem.begin(g) + i / columns, column = i % columns;
+        const int64_t at = row * problem.in.n + column;
+        const Result value = gated_apart(halves[at], halves[at + columns], rows[row]);
+        gated[row * columns + column] = value;
+        amax = std::fmax(amax, std::fabs(__bfloat162float(value)));
+        const uint32_t wanted = fusegen::encode<Format>(__bfloat162float(value) * scales[g]);
+        if (codes[row * pitch + column] == wanted) continue;
+        fail("row %ld, column %ld has code %u, not %u", long(row), long(column),
+             unsigned(codes[row * pitch + column]), wanted);
+      }
+      if (problem.tokens(g) == 0) continue;
+      if (amaxes[g] != amax) fail("group %ld has amax %g, not %g", long(g), amaxes[g], amax);
+      if (inverses[g] != 1.0f / scales[g]) fail("group %ld has another inverse", long(g));
+    }
+    for (int64_t row = problem.ends.back(); row < problem.in.tokens; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        gated[row * columns + column] = Result(0.0f);
+        if (codes[row * pitch + column] != 0) fail("row %ld of nobody has a code", long(row));
+      }
+    }
+    if (with.epilogue.aux == nullptr) return;
+    std::memcpy(with.epilogue.aux, halves.data(), size_t(halves.count()) * sizeof(Result));
+  }
+};
+
+template <class Config>
+void run_gated_codes(const Case& in) {
+  using Code = __nv_fp8_e4m3;
+  constexpr Gemm kKind = Gemm::fprop;
+  constexpr auto kFast = Accumulation::fast;
+  run_codes<kKind, Store::gated_aux, Code, Code, Fp8Scaling::tensor>(
+      in, [&](const Fp8GemmArguments& arguments, auto as) {
+        Stream stream;
+        if constexpr (as.kStore == Store::gated_aux) {
+          GatedCodesRun run(in);
+          fusegen::DelayedArguments due{};
+          using Codes = fusegen::GatedCodes<decltype(as.change), GatedCodesRun::Format>;
+          const Status status = fusegen::launch_gated_codes<Code, Code, Result, kFast, Config>(
+              run.arguments(arguments, &due), stream, Codes{{as.change}});
+          if (status.ok()) run.check(arguments.gemm);
+          return status;
+        } else {
+          return fusegen::launch_fp8_gemm<kKind, Code, Code, Result, Fp8Scaling::tensor, kFast,
+                                          Config, as.kStore>(arguments, stream, as.change);
+        }
+      });
 }
 
 }  // namespace sim

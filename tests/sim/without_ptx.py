@@ -38,6 +38,9 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
             "sim::store_box(map, buffer, {at.x, at.y, at.z}, true);",
         ),
     ),
+    "sink/gated_codes.sm90.cuh": (
+        Replacement("st.shared.b16", "sim::store_shared(address, value);"),
+    ),
     "load/tma.sm90.cuh": (
         Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
         Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
@@ -86,7 +89,7 @@ REPLACEMENTS["mainloop/warp_mma_scaled.mma.cuh"] = (
         f"sim::multiply_scaled<sim::Format::e2m1, sim::Format::e2m1>({_SCALED});",
     ),
 )
-OF_THE_HOST = ("quantize/math.cuh",)
+OF_THE_HOST = ("quantize/math.cuh", "quantize/pairs.cuh")
 """Headers that compile for the host as they are: what is for a GPU alone is left out there."""
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 SHARED_ON_CPU = "uint8_t* const shared = sim::shared_memory();"

@@ -254,11 +254,12 @@ def test_structs_are_declared_by_the_headers_that_launches_name() -> None:
 
 def test_only_grids_of_gemms_know_how_many_multiprocessors_there_are() -> None:
     """Which CTA computes a tile depends on that number, and no result does: see the schedule."""
+    grids = (Origin.MULTIPROCESSORS, Origin.PRODUCT)
     asking = {
         family.name
         for family in FAMILIES
         for launch in (family.launch, family.launch.base)
-        if launch and any(field.origin is Origin.MULTIPROCESSORS for field in launch.fields)
+        if launch and any(field.origin in grids for field in launch.fields)
     }
     assert asking == {name for name in (f.name for f in FAMILIES) if name.startswith("gemm_")}
     lines = [
@@ -332,7 +333,7 @@ def test_resources_are_what_the_device_code_computes() -> None:
         family = known(ARCH.kernels[name].template or name)
         configured = family.configured
         assert configured
-        fp8 = family.name == "gemm_fp8_sm90"
+        fp8 = DType.E4M3 in family.formats
         blocks = pair is not None and pair.tokens == BLOCK_1X128
         rows, columns, _ = point.tile
         extra = 4 * (rows + (columns if kind is GemmKind.WGRAD else 0)) if blocks else 0

@@ -15,7 +15,7 @@ from fusegen.ir.step import Step
 from fusegen.options import OPTIONS
 from fusegen.passes.pipeline import resolve_module
 from fusegen.spec.load import SpecSet
-from fusegen.steps import copies_memory, sums_rows
+from fusegen.steps import copies_memory, made_copies, sums_rows
 from fusegen.steps.pointwise_quantize import ROW_PARTIALS
 
 APART = replace(SPECS, fusions={})
@@ -89,16 +89,18 @@ def test_the_parts_are_the_steps_that_they_were(recipe: str, option: tuple[str, 
 
 @pytest.mark.parametrize("recipe", MERGING)
 def test_an_activation_that_is_made_again_merges_again(recipe: str) -> None:
-    again = merged(plan_of(recipe, AGAIN))
+    plan = plan_of(recipe, AGAIN)
+    again = [step for step in plan.steps if step.rule and made_copies(step)]
+    behind = "grouped_linear_activation_codes"  # a product, where scales are known before
     rules = (
-        "activation_quantize",
+        behind if recipe == "fp8_delayed" else "activation_quantize",
         "recomputed_activation_quantize",
         "activation_gradient_quantize",
     )
     assert sorted(str(step.rule) for step in again) == sorted(rules)
     forward, backward, _ = sorted(again, key=lambda step: rules.index(str(step.rule)))
-    assert [copy.orientation.value for copy in forward.copies] == ["rowwise"]
-    assert [copy.orientation.value for copy in backward.copies] == ["columnwise"]
+    assert [copy.orientation.value for copy in made_copies(forward)] == ["rowwise"]
+    assert [copy.orientation.value for copy in made_copies(backward)] == ["columnwise"]
     assert backward.when == (need("fc2_weight"),)
 
 

@@ -25,6 +25,5 @@ GEMM_GATED_CODES_SM90 = Family(
     layout=LayoutNeeds(token_alignments=(32,)),
     most_history=1024,
     configured=Operands(element_bytes=1, sorted_kinds=(GemmKind.WGRAD,)).configured,
-    enumerators={Accumulation.SPLIT_128.value: "split"},
     contracts=contracts_of("QGMMA"),
 )

@@ -25,6 +25,10 @@ from .kernels import kernel_set
 from .rewrite import BACKWARD, FORWARD, Bound, Facts, Replacement, wanted_elsewhere
 
 
+ONE_SCALE = ("tensor", "row")
+"""Scalings whose scales no part of a row is enough for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """What a fusion makes of a GEMM and expressions.
@@ -104,9 +108,11 @@ def _uncoded(merged: Step, recipe: RecipeSpec) -> str | None:
     tensor, operand = quantized.input("a"), read_copies(merged)
     if [copy.orientation for copy in quantized.copies] != [Orientation.ROWWISE]:
         return f"{tensor} is quantised along its columns, too"
-    if quantized.input("amax_history") is None:
-        return f"scales of {tensor} follow from {tensor}, which is whole at the end alone"
     (copy,) = quantized.copies
+    if quantized.input("amax_history") is None:
+        whole = f"scales of {tensor} follow from {tensor}, which is whole at the end alone"
+        blocks = f"scales of blocks of {tensor} take an epilogue as long to find as it spares"
+        return whole if recipe.roles[copy.role].scaling in ONE_SCALE else blocks
     if not operand or recipe.roles[copy.role] != recipe.roles[operand[0].role]:
         return f"{tensor} is quantised otherwise than what the GEMM reads"
     if {*quantized.outputs} != {*copy_slots(copy.orientation.value, copy)}:

@@ -14,7 +14,7 @@ from functools import partial
 
 from ..ir.step import AttributeValue, Operand, Step
 from ..options import OPTIONS
-from ..spec.fusion import FusionConditions, FusionPass, FusionSpec, PatternStep
+from ..spec.fusion import FusionPass, FusionSpec, PatternStep
 from ..steps import definition, is_printed
 from ..steps.definition import Trait
 from .epilogue import Epilogue
@@ -60,7 +60,7 @@ def _is_epilogue(fusion: FusionSpec) -> bool:
 
 def rule_of(fusion: FusionSpec) -> Rewrite:
     """A fusion as a rule."""
-    guard = partial(_why_not, fusion.when)
+    guard = partial(_why_not, fusion)
     if fusion.merges:
         why_not, build = _merger(fusion)
         return Rewrite(
@@ -143,10 +143,12 @@ def _merging(fusion: FusionSpec, program: str) -> Iterator[Match]:
 # ---- conditions
 
 
-def _why_not(when: FusionConditions, bound: Bound, facts: Facts) -> str | None:
-    """Which condition of a fusion rules it out, whatever its pattern found."""
+def _why_not(fusion: FusionSpec, bound: Bound, facts: Facts) -> str | None:
+    """Which condition of a fusion rules it out, or what it is declined for, whatever its pattern
+    found.
+    """
     del bound
-    recipe = facts.recipe
+    when, recipe = fusion.when, facts.recipe
     quantizes, amax_pass = bool(recipe.roles), recipe.amax_pass
     if when.archs and facts.arch.name not in when.archs:
         return f"it is for {', '.join(when.archs)}"
@@ -160,7 +162,7 @@ def _why_not(when: FusionConditions, bound: Bound, facts: Facts) -> str | None:
         default = next(each.default for each in OPTIONS if each.name == option)
         if facts.choices.get(option, default) != word:
             return f"the choice of {option} is not {word}"
-    return None
+    return fusion.declined
 
 
 # ---- replacements

@@ -97,6 +97,8 @@ class FusionSpec:
         keep: variables that a joint fusion saves for its backward.
         drop: variables that it no longer saves because its backward rebuilds them.
         when: where it applies.
+        declined: why it nowhere does, though one kernel could do the steps: what was found when one
+            did.  Where its pattern stands, ``explain`` says so.
     """
 
     edition: Edition
@@ -108,6 +110,7 @@ class FusionSpec:
     keep: tuple[Name, ...] = ()
     drop: tuple[Name, ...] = ()
     when: FusionConditions = FusionConditions()
+    declined: Line | None = None
 
     @property
     def name(self) -> str:

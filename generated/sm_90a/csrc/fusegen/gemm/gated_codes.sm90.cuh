@@ -10,7 +10,6 @@
 #include "fusegen/common/status.h"
 #include "fusegen/gemm/gated_codes.h"
 #include "fusegen/gemm/launch_fp8.sm90.cuh"
-#include "fusegen/quantize/state.cuh"
 #include "fusegen/sink/gated_codes.sm90.cuh"
 
 namespace fusegen {
@@ -72,6 +71,7 @@ Status encode(const GatedCodesArguments& in, Epilogue<Change, Store::gated_aux>*
 
 }  // namespace gated_codes
 
+// The state of scales moves on behind it: see quantize/state.cuh.
 // Internal linkage: see launch_gemm.
 template <class A, class B, class Element, Accumulation accumulation, class Config, class Change>
 static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
@@ -85,7 +85,7 @@ static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
   if (in.step.due == nullptr || in.step.quantize.columnwise.data != nullptr) {
     return {static_cast<int>(cudaErrorInvalidValue), "gated codes: rowwise ones, by a history"};
   }
-  if (gemm.tokens == 0) return move_state(in.step, stream);
+  if (gemm.tokens == 0) return {};
   CUtensorMap a, b;
   Scales<kKind, kScaling> scales;
   Epilogue<Change, kStore> epilogue{{change}};
@@ -95,11 +95,10 @@ static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
   if (status.ok()) status = gated_codes::encode<Element, T::kTileN>(in, &epilogue);
   if (!status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  status = launch_cta<kKind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap,
-                      Scales<kKind, kScaling>, Bias<Element>, Epilogue<Change, kStore>>(
+  return launch_cta<kKind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap,
+                    Scales<kKind, kScaling>, Bias<Element>, Epilogue<Change, kStore>>(
       &ragged_fp8_gemm<kKind, A, B, Element, kScaling, accumulation, Config, kStore, Change>,
       shared_memory_allowed, gemm, stream, a, b, b, scales, bias_of<Element>(gemm), epilogue);
-  return status.ok() ? move_state(in.step, stream) : status;
 }
 
 }  // namespace fusegen

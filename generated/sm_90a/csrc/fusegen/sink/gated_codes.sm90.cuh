@@ -15,7 +15,6 @@
 #include "fusegen/fragment/fragment.cuh"
 #include "fusegen/quantize/math.cuh"
 #include "fusegen/quantize/pairs.cuh"
-#include "fusegen/quantize/tile.cuh"
 #include "fusegen/sink/change.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
 #include "fusegen/sink/gated.cuh"
@@ -29,6 +28,10 @@ template <class Gated_, class Format_>
 struct GatedCodes : Gated_ {
   using Format = Format_;
 };
+
+__device__ inline void store_shared(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
 
 // What a kernel is told of the change and of the tensors around it.
 template <class Change_>
@@ -200,7 +203,7 @@ struct GatedCodesStore {
       const uint16_t pair = uint16_t(encode_pair<Format>(widen_low<Result>(words[i]) * factor,
                                                          widen_high<Result>(words[i]) * factor));
       const uint32_t to = own + i % 2 * 8 * kColumns + i / 2 * 8;
-      asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(pair) : "memory");
+      store_shared(to, pair);
     }
   }
 
@@ -208,8 +211,9 @@ struct GatedCodesStore {
     if (told.amaxes == nullptr || group < 0) return;
     const uint32_t pair = quantizing::amax_of<Result>(largest);
     const float own = fmaxf(quantizing::widen_low<Result>(pair), quantizing::widen_high<Result>(pair));
-    const float amax = quantizing::warp_amax(own);
-    if (out.lane == 0) quantizing::raise(told.amaxes + group, amax);
+    const uint32_t amax = __reduce_max_sync(0xffffffffu, __float_as_uint(own));
+    auto* const of_group = reinterpret_cast<unsigned*>(told.amaxes + group);
+    if (out.lane == 0 && amax > 0) atomicMax(of_group, amax);  // numbers, which integers order alike
     largest = 0;
   }
 };
