@@ -24,7 +24,6 @@ from .draft import NotPossible
 from .kernels import kernel_set
 from .rewrite import BACKWARD, FORWARD, Bound, Facts, Replacement, wanted_elsewhere
 
-
 ONE_SCALE = ("tensor", "row")
 """Scalings whose scales no part of a row is enough for."""
 
