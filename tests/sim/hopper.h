@@ -106,6 +106,15 @@ struct GatedCodesRun {
     return out;
   }
 
+  // Codes are the same where nobody asks for halves or amaxes.
+  void check_same(GatedCodesRun& alone) {
+    for (int64_t row = 0; row < problem.in.tokens; ++row) {
+      for (int64_t at = row * pitch; at < row * pitch + columns; ++at) {
+        if (codes[at] != alone.codes[at]) fail("row %ld has other codes without halves", long(row));
+      }
+    }
+  }
+
   // Checks codes, amaxes and inverses, and leaves what is encoded, and the halves, where 16 bits are asked for.
   void check(const GemmArguments& with) {
     const auto* const rows = static_cast<const float*>(with.epilogue.other);
@@ -150,10 +159,21 @@ void run_gated_codes(const Case& in) {
           GatedCodesRun run(in);
           fusegen::DelayedArguments due{};
           using Codes = fusegen::GatedCodes<decltype(as.change), GatedCodesRun::Format>;
-          const Status status = fusegen::launch_gated_codes<Code, Code, Result, kFast, Config>(
-              run.arguments(arguments, &due), stream, Codes{{as.change}});
-          if (status.ok()) run.check(arguments.gemm);
-          return status;
+          const auto launch = [&](const fusegen::GatedCodesArguments& with) {
+            check_status(fusegen::launch_gated_codes<Code, Code, Result, kFast, Config>(
+                with, stream, Codes{{as.change}}));
+          };
+          fusegen::GatedCodesArguments with = run.arguments(arguments, &due);
+          launch(with);
+          run.check(arguments.gemm);
+          GatedCodesRun alone(in);
+          with.product.gemm.epilogue.aux = nullptr;
+          with.step.quantize.rowwise.data = alone.codes.data();
+          with.step.state.history = nullptr;
+          with.step.update = false;
+          launch(with);
+          run.check_same(alone);
+          return Status{};
         } else {
           return fusegen::launch_fp8_gemm<kKind, Code, Code, Result, Fp8Scaling::tensor, kFast,
                                           Config, as.kStore>(arguments, stream, as.change);

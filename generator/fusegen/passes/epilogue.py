@@ -108,7 +108,7 @@ def _uncoded(merged: Step, recipe: RecipeSpec) -> str | None:
     if [copy.orientation for copy in quantized.copies] != [Orientation.ROWWISE]:
         return f"{tensor} is quantised along its columns, too"
     (copy,) = quantized.copies
-    if quantized.input("amax_history") is None:
+    if quantized.input("scale") is None:
         whole = f"scales of {tensor} follow from {tensor}, which is whole at the end alone"
         blocks = f"scales of blocks of {tensor} take an epilogue as long to find as it spares"
         return whole if recipe.roles[copy.role].scaling in ONE_SCALE else blocks
@@ -116,6 +116,8 @@ def _uncoded(merged: Step, recipe: RecipeSpec) -> str | None:
         return f"{tensor} is quantised otherwise than what the GEMM reads"
     if {*quantized.outputs} != {*copy_slots(copy.orientation.value, copy)}:
         return f"more is left of {tensor} than a copy"
+    if quantized.input("amax_history") is None:
+        return f"scales of {tensor} are given, and have no history"
     return None
 
 
