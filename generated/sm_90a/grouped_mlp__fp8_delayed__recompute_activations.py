@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:cce6ba1f94ccaf2a
+# checksum sha256:d3eb360a150728c1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "6f7752866abbdfb900ca50248f02022f331770308afc08a72e9ca39ff9224b5b"
+DIGEST = "9189650dde873b4cf7d2c70a38213526e937e07b0a780e03d661cdabc2f330d5"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 
@@ -958,7 +958,7 @@ forward (x, fc1_weight, fc2_weight, split_sizes, probs, fc1_bias, fc2_bias, forw
   5. grouped_gemm_pointwise_quantize fprop: x_rowwise, x_rowwise_scale, fc1_weight_rowwise,
      fc1_weight_rowwise_scale, split_sizes, fc1_bias, probs, fc2_input_amax_history, fc2_input_scale
      -> a_rowwise, a_rowwise_scale, h  (y = gate * sigmoid(gate) * up * scales)
-     gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward;
+     gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward;
      2 T 2 F H + 27 T F flop;
      T align(H, 16) + 24 E + E 2 F align(H, 16) + 2 E 2 F + 4 T + 4 1024 E + T align(F, 16) + 2 T 2
      F bytes;
@@ -1069,7 +1069,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     groups >= 3: cooperative_128x256x128_2x1
     columns >= 3072: cooperative_128x256x128_2x1
     always: cooperative_128x128x128_2x1
-  gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward
+  gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward
     rows < 3072: pingpong_128x128x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1

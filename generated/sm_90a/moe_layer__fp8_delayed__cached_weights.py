@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:930b0a59134a8a00
+# checksum sha256:b6767e392ef9d611
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "b9df2dc1ef8a5c672217bd1befe9f2295159dcc68e8175e4016b1b1b6ee535a3"
+DIGEST = "9cb5db032c025b591febaa9bb584255084f9fdd9b0b93e2fea08ffd997f247bd"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 
@@ -1378,7 +1378,7 @@ forward (x, fc1_weight, fc2_weight, probs, ids, counts, fc1_bias, fc2_bias, fc1_
   6. grouped_gemm_pointwise_quantize fprop: rows_rowwise, rows_rowwise_scale, fc1_weight_rowwise,
      fc1_weight_rowwise_scale, split_sizes, fc1_bias, row_probs, fc2_input_amax_history,
      fc2_input_scale -> a_rowwise, a_rowwise_scale, h  (y = gate * sigmoid(gate) * up * scales)
-     gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward;
+     gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward;
      2 T K 2 F H + 27 T K F flop;
      T K align(H, 16) + 24 E + E 2 F align(H, 16) + 2 E 2 F + 4 T K + 4 1024 E + T K align(F, 16) +
      2 T K 2 F bytes;
@@ -1510,7 +1510,7 @@ kernels, first rule that holds (io is bfloat16 or float16)
     always: cooperative_128x128x128_2x1
   gather_quantize_e4m3_tensor
     always: the only one
-  gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward
+  gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward
     rows < 3072: pingpong_128x128x128_2x1
     mean_group_tokens >= 384: pingpong_128x192x128_2x1
     always: pingpong_128x128x128_2x1

@@ -106,7 +106,7 @@ PLAIN_DGRAD = Gemm(Family.PLAIN, "dgrad", WIDE_PLAIN)
 BLOCK_FPROP = Gemm(Family.SPLIT, "fprop", WIDE, "block", "e4m3_e4m3")
 BLOCK_WGRAD = Gemm(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
 BROKEN_ADD = Gemm(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
-CODES = Gemm(Family.CODES, "fprop", TURNS, store="gated_codes")
+CODES = Gemm(Family.CODES, "fprop", TURNS, store="codes")
 GATHERED_FPROP = Gemm(Family.GATHERED, "fprop", TURNS_PLAIN, "a")
 GATHERED_WGRAD = Gemm(Family.GATHERED, "wgrad", WIDE_PLAIN, "b", store="fp32")
 BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD, GATHERED_FPROP, GATHERED_WGRAD)
@@ -169,7 +169,7 @@ GEMMS = (
     Gemm(Family.PLAIN, "fprop", TURNS_PLAIN, store="gated"),
     # Halves of rows in codes, by parts of 32 columns and of 64.
     CODES,
-    Gemm(Family.CODES, "fprop", TURNS_NARROW, store="gated_codes"),
+    Gemm(Family.CODES, "fprop", TURNS_NARROW, store="codes"),
     # Rows of tokens: of x and dy as the first operand, whose contraction runs along them or over
     # them, and of x as the second.
     GATHERED_FPROP,
@@ -200,7 +200,7 @@ WITH_EPILOGUE = tuple(
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
-    if gemm.store in ("gated", "gated_aux", "gated_codes"):
+    if gemm.store in ("gated", "gated_aux", "codes"):
         return OF_HALVES
     if gemm.store in ("unary", "unary_aux", "binary"):
         return WITH_EPILOGUE

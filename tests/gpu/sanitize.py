@@ -34,7 +34,7 @@ TOOLS = ("memcheck", "racecheck")
 MARK = "@@ sanitize:"
 TIMEOUT = 900  # seconds for one tool; it takes about a minute on an H200
 ELEMENTS = ("bfloat16", "float16")
-LAYERS = {"moe_layer__bf16": "gemm_gather", "moe_layer__fp8_delayed": "gemm_gated_codes"}
+LAYERS = {"moe_layer__bf16": "gemm_gather", "moe_layer__fp8_delayed": "gemm_codes"}
 """Cells of whole layers, and the GEMMs that only they have."""
 
 _PROBLEM = re.compile(

@@ -56,7 +56,7 @@ def reason(plan: ModulePlan) -> str:
 def test_one_step_gives_the_codes(cell: str) -> None:
     plan = plan_of(cell)
     (step,) = coded(plan)
-    assert step.kernels and step.kernels.startswith("gemm_gated_codes_sm90_fprop_e4m3_e4m3")
+    assert step.kernels and step.kernels.startswith("gemm_codes_sm90_fprop_e4m3_e4m3")
     assert [each.primitive for each in step.parts][1:] == ["pointwise", "quantize"]
     assert len(read_copies(step)) == 2
     (copy,) = made_copies(step)

@@ -4,14 +4,14 @@
 //      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 //      specs/recipes/fp8_delayed.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:c0b193fca0dc6a92
+// checksum sha256:bbf043a459dd8222
 // The expert MLP of a mixture-of-experts layer, each token weighted by its router probability: one
 // call per direction.
 
+#include "dispatch/gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
-#include "dispatch/gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
 #include "dispatch/quantize_e4m3_tensor.h"
@@ -263,8 +263,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     arguments.step.moves_states = true;
     arguments.step.update = need_any;
     check(kCell,
-        gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward(
-            io, arguments, stream));
+        gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward(io,
+            arguments, stream));
   }
   // 6. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> y

@@ -7,17 +7,17 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:9f53692ef6307f57
+// checksum sha256:83eea58c7f359435
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
 #include "dispatch/combine_rows.h"
 #include "dispatch/gather_quantize_e4m3_tensor.h"
 #include "dispatch/gather_quantize_e5m2_tensor.h"
+#include "dispatch/gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/gemm_fp8_fast_sm90_fprop_e4m3_e4m3_tensor_fast.h"
 #include "dispatch/gemm_fp8_split_sm90_dgrad_e5m2_e4m3_tensor_split_128.h"
 #include "dispatch/gemm_fp8_split_sm90_wgrad_e5m2_e4m3_tensor_split_128.h"
-#include "dispatch/gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward.h"
 #include "dispatch/pointwise_scaled_swiglu_backward_quantize_e5m2_tensor.h"
 #include "dispatch/pointwise_scaled_swiglu_forward_quantize_e4m3_tensor.h"
 #include "dispatch/quantize_several_e4m3_tensor.h"
@@ -299,8 +299,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.step.moves_states = true;
     arguments.step.update = need_any;
     check(kCell,
-        gemm_gated_codes_sm90_fprop_e4m3_e4m3_tensor_fast_gated_codes_pointwise_scaled_swiglu_forward(
-            io, arguments, stream));
+        gemm_codes_sm90_fprop_e4m3_e4m3_tensor_fast_codes_pointwise_scaled_swiglu_forward(io,
+            arguments, stream));
   }
   // 7. grouped_gemm fprop: a_rowwise, a_rowwise_scale, fc2_weight_rowwise,
   //    fc2_weight_rowwise_scale, split_sizes, fc2_bias -> experts

@@ -16,13 +16,13 @@ from .dropout_grad import DROPOUT_GRAD
 from .family import Config, Family
 from .gather_quantize import GATHER_QUANTIZE
 from .gather_rows import GATHER_ROWS
+from .gemm_codes_sm90 import GEMM_CODES_SM90
 from .gemm_decoded_mma import GEMM_DECODED_MMA
 from .gemm_decoded_sm90 import GEMM_DECODED_SM90
 from .gemm_decoded_tcgen05 import GEMM_DECODED_TCGEN05
 from .gemm_fp8_mma import GEMM_FP8_MMA
 from .gemm_fp8_sm90 import GEMM_FP8_SM90
 from .gemm_fp8_tcgen05 import GEMM_FP8_TCGEN05
-from .gemm_gated_codes_sm90 import GEMM_GATED_CODES_SM90
 from .gemm_gather_sm90 import GEMM_GATHER_SM90
 from .gemm_mma import GEMM_MMA
 from .gemm_mx_mma import GEMM_MX_MMA
@@ -58,7 +58,7 @@ SHIPPED: tuple[Family, ...] = (
     GEMM_FP8_SM90,
     GEMM_DECODED_SM90,
     GEMM_GATHER_SM90,
-    GEMM_GATED_CODES_SM90,
+    GEMM_CODES_SM90,
     GEMM_MMA,
     GEMM_FP8_MMA,
     GEMM_MX_MMA,

@@ -20,7 +20,7 @@ class Store(str, Enum):
     same type after expressions of the result, BINARY after some that read another tensor, too.
     UNARY_AUX is UNARY and, in a second tensor, the result before its expressions.  GATED is half as
     wide: an expression of both halves of a row, and perhaps of a value of each row; GATED_AUX is
-    that and the result before it.  GATED_CODES is GATED_AUX in codes, by scales that are known.
+    that and the result before it.  CODES is GATED_AUX in codes, by scales that are known.
     """
 
     IO = "io"
@@ -30,16 +30,16 @@ class Store(str, Enum):
     BINARY = "binary"
     GATED = "gated"
     GATED_AUX = "gated_aux"
-    GATED_CODES = "gated_codes"
+    CODES = "codes"
     FP32 = "fp32"
     ADD = "add"
     ADD_IO = "add_io"
 
 
-STORES = tuple(each for each in Store if each is not Store.GATED_CODES)
+STORES = tuple(each for each in Store if each is not Store.CODES)
 """Those of results in 16 or 32 bits."""
 
-GATED = (Store.GATED, Store.GATED_AUX, Store.GATED_CODES)
+GATED = (Store.GATED, Store.GATED_AUX, Store.CODES)
 """Of both halves of a result's rows, which one thread needs to have."""
 
 

@@ -260,7 +260,7 @@ def _store_of(step: Step, buffers: Mapping[str, Buffer]) -> Store:
 def _store_of_epilogue(step: Step) -> Store:
     """A GEMM goes on with its result, and may leave that as it was, too."""
     if made_copies(step):
-        return Store.GATED_CODES
+        return Store.CODES
     aux = any(each.slot == AUX for each in step.outputs)
     if any(each.gated for each in epilogue(step)):
         return Store.GATED_AUX if aux else Store.GATED

@@ -9,8 +9,8 @@ from .family import Family, GemmScaling, LayoutNeeds
 from .scalings import FP8, TENSOR
 from .wgmma import ARCH, Operands, contracts_of
 
-GEMM_GATED_CODES_SM90 = Family(
-    "gemm_gated_codes_sm90",
+GEMM_CODES_SM90 = Family(
+    "gemm_codes_sm90",
     (
         gemm_pointwise.GEMM_POINTWISE_QUANTIZE.name,
         gemm_pointwise.GROUPED_GEMM_POINTWISE_QUANTIZE.name,
@@ -19,7 +19,7 @@ GEMM_GATED_CODES_SM90 = Family(
     summary="Chooses the FP8 kernel of a {kind} GEMM that gives codes of an activation.",
     formats=FP8,
     multiplies=(GemmScaling(TENSOR, TENSOR, (Accumulation.FAST,)),),
-    stores=(Store.GATED_CODES,),
+    stores=(Store.CODES,),
     arch=ARCH,
     row_alignment=8,
     layout=LayoutNeeds(token_alignments=(32,)),
