@@ -72,6 +72,16 @@ def test_what_the_machine_code_has(opcodes: tuple[str, ...], said: str) -> None:
     assert said in found(REPORT, code={"k": opcodes})
 
 
+def test_kernels_beside_a_units_own_need_not_multiply() -> None:
+    beside = replace(PROMISE, contract=replace(PROMISE.contract, beside=("moves",)))
+    report = replace(REPORT, kernels=(KERNEL, replace(KERNEL, name="that_moves_on")))
+    code = {**CODE, "that_moves_on": ("LDG.E", "EXIT")}
+    assert found(report, beside, code) == ""
+    assert "that_moves_on: no instruction HMMA" in found(report, code=code)
+    code["that_moves_on"] = ("QMMA.16832",)
+    assert "that_moves_on: instruction QMMA.16832" in found(report, beside, code)
+
+
 def test_registers_of_an_architecture_are_its_own() -> None:
     cell = Cell("softmax", "bf16")
     for arch, most in (("sm_89", 96), ("sm_80", 64), ("sm_120a", 64)):

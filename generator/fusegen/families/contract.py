@@ -33,6 +33,8 @@ class Contract:
         launch_memory: bytes that a launch asks for, by a part of the kernel's name; of
             configurations it is what the unit states.
         opcodes: patterns, each of which an instruction of every kernel matches from its beginning.
+        beside: parts of names of kernels that a unit has behind its own, which need no such
+            instruction.
         without: patterns that no instruction matches.
         cpu_seconds: of the compiler, at most, however loaded the machine is.
         gibibytes: of the compiler's largest process, at most.
@@ -46,6 +48,7 @@ class Contract:
     shared_memory: int = STATIC_SHARED_MEMORY
     launch_memory: Mapping[str, int] = field(default_factory=dict)
     opcodes: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     cpu_seconds: float = 40
     gibibytes: float = 0.75

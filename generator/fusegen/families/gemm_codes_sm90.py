@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.kernel import GemmKind, Store
 from ..ir.quantization import Accumulation
 from ..steps import gemm_pointwise
@@ -25,5 +27,8 @@ GEMM_CODES_SM90 = Family(
     layout=LayoutNeeds(token_alignments=(32,)),
     most_history=1024,
     configured=Operands(element_bytes=1, sorted_kinds=(GemmKind.WGRAD,)).configured,
-    contracts=contracts_of("QGMMA"),
+    # The state of scales moves on behind the product, in the same unit.
+    contracts=tuple(
+        replace(each, beside=("delayed_kernel", "clear_kernel")) for each in contracts_of("QGMMA")
+    ),
 )
