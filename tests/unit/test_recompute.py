@@ -107,7 +107,9 @@ def test_the_same_step_runs_again(module: str, recipe: str, arch: str) -> None:
     if recipe == "bf16":  # beside its gradient, with the expression of both
         assert second.wanted("a") == flag
         assert first.pointwise and second.pointwise
-        assert [*first.pointwise.results] == [r for r in second.pointwise.results if r.buffer == "a"]
+        assert [*first.pointwise.results] == [
+            r for r in second.pointwise.results if r.buffer == "a"
+        ]
         assert extra == {second.kernels} - {None}
         return
     assert second.when == flag

@@ -27,14 +27,17 @@ def join_recomputed(draft: Draft, derivations: Derivations) -> Draft:
 
 
 def _gradient_of(repeated: Step, steps: tuple[Step, ...]) -> Step | None:
-    """The gradient of an expression that is made again, if one kernel can do both."""
+    """The gradient of an expression that is made again, if one kernel can do both.
+
+    Where halves of rows alternate, to find them takes registers that the longest expressions lack.
+    """
     for step in steps:
         if not is_derived(step) or step.item != repeated.item:
             continue
         maths = (step.pointwise, repeated.pointwise)
         alike = is_printed(repeated) and not is_derived(repeated)
         alike = alike and {*repeated.reads} <= {*step.reads}
-        if alike and all(math and not math.grouped for math in maths):
+        if alike and all(math and not (math.grouped or math.interleaved) for math in maths):
             return None if step in _behind(repeated, steps) else step
     return None
 
