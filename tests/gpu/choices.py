@@ -13,8 +13,8 @@ from matrix import BundleFacts, table_row
 USES = ("alone", "in an expert MLP", "merged with quantisation")
 
 _POINTWISE = re.compile(
-    r"kernels/pointwise_(?P<name>\w+?)(?:_without_\w+)?(?:_interleaved_\d+)?_(?:forward|backward)"
-    r"(?P<merged>_quantize_\w+)?\.cu"
+    r"kernels/pointwise_(?P<name>\w+?)(?:_without_\w+)?(?:_with_\w+?)?(?:_interleaved_\d+)?"
+    r"_(?:forward|backward)(?P<merged>_quantize_\w+)?\.cu"
 )
 
 
