@@ -6,7 +6,8 @@ all of them.  The link is measured first, by NCCL's own all-gather.  Contenders:
     product                     the rank's own product, of what communication would have brought
     fusegen                     the module, whose ops communicate
     fusegen overlapped          the same, with the rows of one rank at a time (`overlap`)
-    fusegen overlapped, captured  that as a CUDA graph, which needs no host
+    fusegen, codes              experts whose tokens travel in 8 bits (`payload`)
+    ..., captured               that as a CUDA graph, which needs no host
     NCCL + torch                a collective, and torch's product behind it or before it
     torch symmetric memory      torch's fused operators, which overlap the two by parts of tokens
 """
@@ -37,7 +38,8 @@ from torch.distributed import _symmetric_memory  # noqa: F401  its operators are
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
 OVERLAPPED = f"{OURS} overlapped"
-CAPTURED = f"{OVERLAPPED}, captured"
+CODES = f"{OURS}, codes"
+CAPTURED = "{}, captured"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
@@ -220,13 +222,18 @@ class Rank:
         same(OVERLAPPED, overlapped())
         if self.device == "cpu":
             return {OVERLAPPED: overlapped}
+        replay, made = self.captured(overlapped)
+        replay()
+        same(CAPTURED.format(OVERLAPPED), made)
+        return {OVERLAPPED: overlapped, CAPTURED.format(OVERLAPPED): replay}
+
+    def captured(self, run: Run) -> tuple[Run, Any]:
+        """A call as a graph, and what it leaves; it has run before."""
         common.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            made = overlapped()
-        graph.replay()
-        same(CAPTURED, made)
-        return {OVERLAPPED: overlapped, CAPTURED: graph.replay}
+            made = run()
+        return graph.replay, made
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Random values, which differ between ranks."""
@@ -388,7 +395,9 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     """A step of a layer whose experts are spread, and of the same ones on tokens that are there."""
     made = here.cell("moe_layer__bf16").MoELayer
     own = made(sizes.experts // here.count, sizes.hidden, sizes.intermediate, device=here.device)
-    spread = here.integration("expert_parallel").ExpertParallel(own)
+    expert_parallel = here.integration("expert_parallel").ExpertParallel
+    spread = expert_parallel(own)
+    encoded = expert_parallel(own, payload=torch.float8_e4m3fn)
     x = here.normal(sizes.tokens, sizes.hidden).requires_grad_()
     draw = torch.Generator().manual_seed(here.rank)
     chosen = torch.rand(sizes.tokens, sizes.experts, generator=draw).topk(sizes.top_k).indices
@@ -409,10 +418,22 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     def step(y: Tensor, *inputs: Tensor) -> None:
         torch.autograd.grad(y, (*inputs, *own.parameters()), y.detach())
 
-    return {
+    def sent(layer: Any) -> None:
+        step(layer(x, probs, ids), x, probs)
+
+    plain = partial(sent, spread)
+    steps: dict[str, Run] = {
         PRODUCT: lambda: step(own(every, all_probs, all_ids, counts), every, all_probs),
-        OURS: lambda: step(spread(x, probs, ids), x, probs),
+        OURS: plain,
+        CODES: partial(sent, encoded),
+        OVERLAPPED: here.overlapped(plain),
     }
+    if here.device == "cpu":
+        return steps
+    for run in steps.values():
+        run()
+    graphs = {CAPTURED.format(name): here.captured(run)[0] for name, run in steps.items()}
+    return {**steps, **graphs}
 
 
 def _weights(here: Rank, sizes: Layer) -> dict[str, Run]:

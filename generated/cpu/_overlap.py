@@ -6,20 +6,33 @@ set flags themselves, so that no kernel does: one would need a multiprocessor, a
 product leaves it none.  A row has the bits that it has among others.
 
 A flag is taken back by who has waited for it, so that a captured graph replays.  Its value says how
-much was sent: of ranks that do not have as many rows, one waits for ever, as in other collectives.
+much was sent: of ranks that do not have as many rows, one waits for what never comes.
+
+No wait is for ever: streams write into memory of the host that they wait, and for whom, and that
+they have gone on.  A thread reads it, and ends the process once one wait takes too long, as the
+watchdog of NCCL does; that sees nothing of replayed graphs, this one does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache, lru_cache, partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._collectives import Place
 
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
@@ -27,7 +40,58 @@ COPIES, PRODUCTS = 0, 1  # of streams
 ROOM = 1  # value of the latter
 _ROUND = 2**21  # bytes
 _VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
-_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+WAITS, CAME = 0, 1  # of marks: the number of the place where a stream waits; a wait has ended
+TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
+_LOOKS_S = 1.0  # seconds between them
+WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32
+
+
+class Op(NamedTuple):
+    """What a stream does with a word of 32 bits: wait until it has a value, or write that."""
+
+    code: int
+    address: int
+    value: int
+
+
+class Marks:
+    """What a rank's streams wait for: numbers in memory of the host, which they write.
+
+    Args:
+        count: of flags that are waited for, each by one stream at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        pinned = torch.cuda.is_available()
+        self._marks = torch.zeros(2, count, dtype=torch.int32, device="cpu", pin_memory=pinned)
+        self._places: list[str] = []
+        self._since: dict[int, tuple[int, float]] = {}
+
+    def around(self, index: int, place: str) -> tuple[Op, tuple[Op, Op]]:
+        """What a stream does before and after a wait for a flag, at a place in words."""
+        if place not in self._places:
+            self._places.append(place)
+        waits, came = (self._marks[each, index].data_ptr() for each in (WAITS, CAME))
+        return Op(WRITE, waits, 1 + self._places.index(place)), (
+            Op(WRITE, came, 1),
+            Op(WRITE, waits, 0),
+        )
+
+    def overdue(self, now: float, limit_s: float) -> tuple[int, str] | None:
+        """The flag and the place of a wait that goes on since a look so many seconds ago.
+
+        It reads and writes memory of the host alone: no call of CUDA's, any of which may wait for
+        the device, or end a capture.
+        """
+        for index in self._marks[CAME].nonzero().flatten().tolist():
+            self._marks[CAME, index] = 0  # before WAITS is read: what comes later is seen next time
+            self._since.pop(index, None)
+        waits = {index: at for index, at in enumerate(self._marks[WAITS].tolist()) if at}
+        self._since = {index: self._since.get(index, (at, now)) for index, at in waits.items()}
+        for index, (at, since) in self._since.items():
+            if now - since > limit_s:
+                return index, self._places[at - 1]
+        return None
 
 
 class Memory:
@@ -38,6 +102,7 @@ class Memory:
         capacity: bytes of a buffer.
         buffers: of each rank, bytes [turns, senders, capacity].
         flags: of each rank, int32 [2, turns, size]: FULL by sender, FREE by receiver.
+        marks: of waits for this rank's flags.
     """
 
     def __init__(self, ranks: Any, capacity: int) -> None:
@@ -47,7 +112,9 @@ class Memory:
         self.flags[self.rank][FULL].zero_()
         self.flags[self.rank][FREE].fill_(ROOM)
         self._addresses = [flags.data_ptr() for flags in self.flags]
+        self.marks = Marks(2 * TURNS * self.size)
         self.buffer = lru_cache(_VIEWS)(self._buffer)  # a view costs the host as much as a copy
+        self._taking = lru_cache(_VIEWS)(self._take)
         self.begin(ranks)
 
     def everywhere(self, ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -82,20 +149,51 @@ class Memory:
         """The current stream goes on after what a function did, and not after what came behind."""
         torch.cuda.current_stream().wait_event(done)
 
-    def take(self, flag: int, value: int) -> None:
-        """The current stream goes on once a flag has a value, and sets it to 0."""
-        stream = torch.cuda.current_stream().cuda_stream
-        _on_stream("cuStreamWaitValue32_v2", stream, flag, value, _EQUAL)
-        _on_stream("cuStreamWriteValue32_v2", stream, flag, 0, 0)
+    def take(self, kind: int, turn: int, of: int, value: int, place: str) -> None:
+        """The current stream goes on once a flag of this rank has a value, and sets it to 0.
+
+        Args:
+            kind, turn, of: which flag.
+            value: that it waits for.
+            place: where, in words.
+        """
+        self.do(*self._taking(kind, turn, of, value, place))
+
+    def _take(self, kind: int, turn: int, of: int, value: int, place: str) -> tuple[Op, ...]:
+        flag = self.flag(self.rank, kind, turn, of)
+        before, after = self.marks.around(self._index(kind, turn, of), place)
+        return before, Op(WAIT, flag, value), Op(WRITE, flag, 0), *after
 
     def set(self, flag: int, value: int) -> None:
         """The current stream sets a flag, for whoever then sees all that it has written."""
+        self.do(Op(WRITE, flag, value))
+
+    def do(self, *ops: Op) -> None:
+        """The current stream does them, one after the other."""
+        params = _params(ops)
         stream = torch.cuda.current_stream().cuda_stream
-        _on_stream("cuStreamWriteValue32_v2", stream, flag, value, 0)
+        if code := _driver()(stream, len(params), params, 0):
+            raise RuntimeError(f"overlap: cuStreamBatchMemOp: CUDA driver error {code}")
 
     def flag(self, rank: int, kind: int, turn: int, of: int) -> int:
         """Its address."""
-        return self._addresses[rank] + 4 * ((kind * TURNS + turn) * self.size + of)
+        return self._addresses[rank] + 4 * self._index(kind, turn, of)
+
+    def _index(self, kind: int, turn: int, of: int) -> int:
+        return (kind * TURNS + turn) * self.size + of
+
+    def overdue(self, now: float, limit_s: float) -> str:
+        """A message of a wait that takes longer than that; nothing while there is none."""
+        late = self.marks.overdue(now, limit_s)
+        if late is None:
+            return ""
+        index, place = late
+        what = ("rows of", "room at")[index // (TURNS * self.size)]
+        return (
+            f"{place} failed on rank {self.rank} of {self.size}: overlap: its stream has waited "
+            f"more than {limit_s:g} s for {what} rank {index % self.size}, which is lost or late, "
+            f"or has another number of tokens; overlap(timeout=...) waits longer"
+        )
 
     def _buffer(
         self, rank: int, turn: int, sender: int, shape: tuple[int, ...], dtype: torch.dtype
@@ -111,28 +209,47 @@ class Exchange:
     Any number of them may be under way: a send waits for those who read what came a turn before,
     and nothing waits for sends but the end of their own exchange.
 
+    A send behind an exchange of its turn begins once that has ended here.  Sooner, its stream would
+    wait for what the others' hosts have yet to ask for; and a host that loads a kernel at its first
+    launch (CUDA's lazy loading) may wait for all streams of its GPU: both ranks would, for ever.
+    As it is, a stream waits for nothing but what a host asks for that is no further than this one.
+
     Args:
         group: whose memory it is.
+        place: where the call is.
         shape, dtype: of what is in a buffer.
     """
 
-    def __init__(self, group: _Group, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.memory, self._turn, self._before = group.memories[-1], group.turn, group.open
+    def __init__(
+        self, group: _Group, place: Place, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self.memory, self._turn, self._open = group.memories[-1], group.turn, group.open
+        self._place = place.words
         self.rank, self._like = self.memory.rank, (shape, dtype)
         self._full = ROOM + _nbytes(shape, dtype)
         self._sent: list[tuple[Tensor, Any]] = []
+        self._late: list[tuple[int, Tensor]] = []
         size = self.memory.size
         self.others = [(self.rank + step) % size for step in range(1, size)]
 
     def send(self, target: int, rows: Tensor) -> None:
         """Copy rows to a rank, when it has room for them; whatever else runs meanwhile."""
+        if self._first_of_turn() is self:
+            self._send(target, rows)
+        else:
+            self._late.append((target, rows))
+
+    def _first_of_turn(self) -> Exchange:
+        return next(each for each in self._open if each._turn == self._turn)
+
+    def _send(self, target: int, rows: Tensor) -> None:
         self.memory.fork(COPIES)
         # Kept until `end`: the allocator knows of no other stream that reads it.
         self._sent.append((rows, self.memory.run(COPIES, partial(self._copy, target, rows))))
 
     def _copy(self, target: int, rows: Tensor) -> None:
         memory = self.memory
-        memory.take(memory.flag(self.rank, FREE, self._turn, target), ROOM)
+        memory.take(FREE, self._turn, target, ROOM, self._place)
         buffer = memory.buffer(target, self._turn, self.rank, *self._like)
         buffer.copy_(rows, non_blocking=True)
         memory.set(memory.flag(target, FULL, self._turn, self.rank), self._full)
@@ -143,13 +260,13 @@ class Exchange:
         Raises:
             RuntimeError: the buffer has what came for an exchange before, which has not ended.
         """
-        if next(each for each in self._before if each._turn == self._turn) is not self:
+        if self._first_of_turn() is not self:
             raise RuntimeError(
                 "overlap: collectives of a group are waited for in the order in which they start, "
                 "and one before this was not"
             )
         memory = self.memory
-        memory.take(memory.flag(self.rank, FULL, self._turn, source), self._full)
+        memory.take(FULL, self._turn, source, self._full, self._place)
         return memory.buffer(self.rank, self._turn, source, *self._like)
 
     def release(self, source: int) -> None:
@@ -161,11 +278,16 @@ class Exchange:
         for _, done in self._sent:
             self.memory.join(done)
         self._sent.clear()
-        self._before.remove(self)
+        self._open.remove(self)
+        later = next((each for each in self._open if each._turn == self._turn), None)
+        if later is not None:
+            for target, rows in later._late:
+                later._send(target, rows)
+            later._late.clear()
 
 
 def gathered(
-    rows: Tensor, product: Callable[[Tensor, Tensor], object], width: int, ranks: Any
+    rows: Tensor, product: Callable[[Tensor, Tensor], object], width: int, place: Place
 ) -> Tensor:
     """The product of the rows of all ranks, in their order.
 
@@ -175,9 +297,9 @@ def gathered(
         rows: [T, ...], this rank's, contiguous, as many on all.
         product: of rows of one rank, into a tensor of as many.
         width: columns of it.
-        ranks: the group.
+        place: where.
     """
-    exchange = _exchange(ranks, tuple(rows.shape), rows.dtype)
+    exchange = _exchange(place, tuple(rows.shape), rows.dtype)
     memory = exchange.memory
     out = rows.new_empty(memory.size, *rows.shape[:-1], width)
     for target in exchange.others:
@@ -195,7 +317,9 @@ def gathered(
     return out.flatten(0, 1)
 
 
-def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], width: int, ranks: Any) -> Tensor:
+def scattered(
+    rows: Tensor, product: Callable[[Tensor], Tensor], width: int, place: Place
+) -> Tensor:
     """This rank's rows of a product, added up over ranks in their order and rounded once.
 
     Its own come last, behind the others and not beside them: of two products that may run, a graph
@@ -205,26 +329,26 @@ def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], width: int, ran
         rows: [T, ...], contiguous, of whose product each rank gets as many rows.
         product: of rows of one rank.
         width: columns of it.
-        ranks: the group.
+        place: where.
     """
-    parts = rows.chunk(ranks.size())
-    exchange = _exchange(ranks, (*parts[0].shape[:-1], width), rows.dtype)
+    parts = rows.chunk(place.ranks.size())
+    exchange = _exchange(place, (*parts[0].shape[:-1], width), rows.dtype)
     for target in exchange.others:
         exchange.send(target, product(parts[target]))
     return _add_up(exchange, product(parts[exchange.rank]))
 
 
-def start_to_gather(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
+def start_to_gather(rows: Tensor, place: Place) -> Callable[[], Tensor]:
     """Send rows to all ranks, whatever runs meanwhile.
 
     Args:
         rows: [T, ...], this rank's, contiguous, as many on all.
-        ranks: the group.
+        place: where.
 
     Returns:
         What gives those of all, in their order.
     """
-    exchange = _exchange(ranks, tuple(rows.shape), rows.dtype)
+    exchange = _exchange(place, tuple(rows.shape), rows.dtype)
     for target in exchange.others:
         exchange.send(target, rows)
 
@@ -240,18 +364,18 @@ def start_to_gather(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
     return arrive
 
 
-def start_to_scatter(rows: Tensor, ranks: Any) -> Callable[[], Tensor]:
+def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:
     """Send each rank its rows, whatever runs meanwhile.
 
     Args:
         rows: [T, ...], contiguous, of which each rank gets as many.
-        ranks: the group.
+        place: where.
 
     Returns:
         What gives this rank's, added up over ranks as `scattered` does.
     """
-    parts = rows.chunk(ranks.size())
-    exchange = _exchange(ranks, tuple(parts[0].shape), rows.dtype)
+    parts = rows.chunk(place.ranks.size())
+    exchange = _exchange(place, tuple(parts[0].shape), rows.dtype)
     for target in exchange.others:
         exchange.send(target, parts[target])
     return partial(_add_up, exchange, parts[exchange.rank])
@@ -279,24 +403,55 @@ def _sum(terms: list[Tensor]) -> Tensor:
 
 class _Group:
     """Memory of a group, the last one the largest: graphs may have captured those before it; and
-    the exchanges that go on there."""
+    the exchanges that go on there.
+
+    Attributes:
+        limit_s: seconds that a wait may take.
+    """
 
     def __init__(self) -> None:
         self.memories: list[Memory] = []
         self.turn = 0
         self.open: list[Exchange] = []  # in the order in which they began
+        self.limit_s = TIMEOUT.total_seconds()
+
+    def add(self, memory: Memory) -> None:
+        """Memory whose waits are watched from here on."""
+        self.memories.append(memory)
+        if len(self.memories) == 1:
+            threading.Thread(target=_watch, args=(ref(self),), daemon=True).start()
 
 
 _GROUPS: WeakKeyDictionary[Any, _Group] = WeakKeyDictionary()
 
 
-def _exchange(ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Exchange:
+def limit(ranks: Any, timeout: timedelta) -> None:
+    """How long streams wait for another rank of a group, from here on."""
+    _GROUPS.setdefault(ranks, _Group()).limit_s = timeout.total_seconds()
+
+
+def _watch(watched: ReferenceType[_Group]) -> None:
+    """End the process once a stream of a group has waited too long, and say where and for whom."""
+    while (group := watched()) is not None:
+        now = time.monotonic()
+        for memory in group.memories:
+            if late := memory.overdue(now, group.limit_s):
+                print(late, file=sys.stderr, flush=True)
+                faulthandler.dump_traceback()
+                os.abort()
+        pause = min(_LOOKS_S, group.limit_s / 4)
+        del group
+        time.sleep(pause)
+
+
+def _exchange(place: Place, shape: tuple[int, ...], dtype: torch.dtype) -> Exchange:
     """The next one of a group.
 
     Raises:
         RuntimeError: its ranks have no memory for so many rows, and cannot make it together while
             a graph is captured.
     """
+    ranks = place.ranks
     group = _GROUPS.setdefault(ranks, _Group())
     nbytes = _nbytes(shape, dtype)
     if not group.memories or group.memories[-1].capacity < nbytes:
@@ -305,9 +460,9 @@ def _exchange(ranks: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Exchang
                 "overlap: ranks make memory for so many tokens together, which no graph can "
                 "capture; run the same call once before the capture"
             )
-        group.memories.append(Memory(ranks, -(-max(nbytes, 1) // _ROUND) * _ROUND))
+        group.add(Memory(ranks, -(-max(nbytes, 1) // _ROUND) * _ROUND))
     group.turn = (group.turn + 1) % TURNS
-    group.open.append(Exchange(group, shape, dtype))
+    group.open.append(Exchange(group, place, shape, dtype))
     return group.open[-1]
 
 
@@ -315,14 +470,28 @@ def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def _on_stream(function: str, stream: int, flag: int, value: int, flags: int) -> None:
-    """A memory operation of a stream (CUDA driver API, "Stream Memory Operations")."""
-    if code := _driver(function)(stream, flag, value, flags):
-        raise RuntimeError(f"overlap: {function}: CUDA driver error {code}")
+class _Param(ctypes.Structure):
+    """CUstreamBatchMemOpParams (CUDA driver API, "Stream Memory Operations")."""
+
+    _fields_ = [
+        ("operation", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("alias", ctypes.c_uint64),
+        ("pad", ctypes.c_uint64),
+    ]
+
+
+@lru_cache(_VIEWS)
+def _params(ops: tuple[Op, ...]) -> Any:
+    equal = 1  # CU_STREAM_WAIT_VALUE_EQ
+    each = (_Param(op.code, op.address, op.value, equal * (op.code == WAIT)) for op in ops)
+    return (_Param * len(ops))(*each)
 
 
 @cache
-def _driver(function: str) -> Any:
-    found = getattr(ctypes.CDLL("libcuda.so.1"), function)
-    found.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+def _driver() -> Any:
+    found = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
+    found.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,11 @@ class Place(NamedTuple):
                 f"{self.keyword}"
             )
         return torch.distributed.group.WORLD if self.group is None else self.group
+
+    @property
+    def words(self) -> str:
+        """Of messages."""
+        return f"{self.cell}: {self.step} over {self.keyword}"
 
 
 class Lies(NamedTuple):
@@ -149,7 +155,7 @@ def _start_to_gather(place: Place, source: Tensor) -> Pending:
     ranks = place.ranks
     with _named(place):
         if _overlaps(place, source):
-            return Pending(place, None, arriving=_overlap.start_to_gather(source, ranks))
+            return Pending(place, None, arriving=_overlap.start_to_gather(source, place))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
             source, ranks.size(), ranks.group_name
         )
@@ -229,7 +235,7 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
     _refuse_unequal(place, source)
     with _named(place):
         if _overlaps(place, source):
-            arriving = _overlap.start_to_scatter(source.contiguous(), ranks)
+            arriving = _overlap.start_to_scatter(source.contiguous(), place)
             return Pending(place, None, arriving=arriving)
         own = torch.ops._c10d_functional.reduce_scatter_tensor(
             source.contiguous(), "sum", ranks.size(), ranks.group_name
@@ -262,7 +268,9 @@ def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int =
     return Pending(place, every)
 
 
-def overlap(group: ProcessGroup | None = None, *, on: bool = True) -> None:
+def overlap(
+    group: ProcessGroup | None = None, *, on: bool = True, timeout: timedelta | None = None
+) -> None:
     """Let copy engines move what modules gather and scatter, while products run.
 
     For modules of this bundle whose group it is, in eager mode or captured; a linear layer in bf16
@@ -273,12 +281,20 @@ def overlap(group: ProcessGroup | None = None, *, on: bool = True) -> None:
     Args:
         group: the ranks; None for all.
         on: whether they do from here on.
+        timeout: how long the device waits for another rank from here on; None for as long as
+            before, 10 minutes at first.  Then the process ends, by SIGABRT, with a message that
+            names module, step and ranks: what its stream waits for will not come.
 
     Raises:
         RuntimeError: there are no ranks.
+        ValueError: a timeout of no time.
     """
-    name = Place("overlap", "", "group", group).ranks.group_name
-    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(name)
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValueError(f"overlap: timeout: expected some time, got {timeout}")
+    ranks = Place("overlap", "", "group", group).ranks
+    if timeout is not None:
+        _overlap.limit(ranks, timeout)
+    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
 
 
 def product_of_gathered(
@@ -309,7 +325,7 @@ def product_of_gathered(
         return out
     _refuse_one_row(place, source, dims)
     with _named(place):
-        return _overlap.gathered(source.contiguous(), product, width, place.ranks)
+        return _overlap.gathered(source.contiguous(), product, width, place)
 
 
 def scattered_product(
@@ -339,7 +355,7 @@ def scattered_product(
     _refuse_one_row(place, source, dims)
     _refuse_unequal(place, source)
     with _named(place):
-        return _overlap.scattered(source.contiguous(), product, width, place.ranks)
+        return _overlap.scattered(source.contiguous(), product, width, place)
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
@@ -473,6 +489,5 @@ def _named(place: Place) -> Iterator[None]:
     except RuntimeError as error:
         rank = torch.distributed.get_rank(place.group)
         raise RuntimeError(
-            f"{place.cell}: {place.step} over {place.keyword} failed on rank {rank} of "
-            f"{place.ranks.size()}: {error}"
+            f"{place.words} failed on rank {rank} of {place.ranks.size()}: {error}"
         ) from error

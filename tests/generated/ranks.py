@@ -61,6 +61,18 @@ def run_ranks(script: str, folder: Path, place: Place, *words: str, ranks: int =
     It finds `folder`, `rank`, `ranks`, `words` and `device`, a type whose current device is its
     own, its process group, and the bundle as `bundle`.
     """
+    codes = end_ranks(script, folder, place, *words, ranks=ranks)
+    assert codes == [0] * ranks
+
+
+def end_ranks(
+    script: str, folder: Path, place: Place, *words: str, ranks: int = 2, said: Path | None = None
+) -> list[int]:
+    """The exit codes of ranks that run a script, as `run_ranks` does.
+
+    Args:
+        said: where each rank writes its errors, as `<rank>.err`; None for where this process does.
+    """
     # Multicast over NVLink needs rights that containers often lack.
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
     given = [str(folder), str(place.bundle), place.backend, place.device]
@@ -68,12 +80,15 @@ def run_ranks(script: str, folder: Path, place: Place, *words: str, ranks: int =
         start = [sys.executable, "-c", _JOIN + script + _LEAVE, f"{scratch}/store"]
         running = [
             subprocess.Popen(
-                [*start, *given, str(rank), str(ranks), *words], cwd="/", env=environment
+                [*start, *given, str(rank), str(ranks), *words],
+                cwd="/",
+                env=environment,
+                stderr=None if said is None else (said / f"{rank}.err").open("wb"),
             )
             for rank in range(ranks)
         ]
         try:
-            assert [process.wait(timeout=TIMEOUT_S) for process in running] == [0] * ranks
+            return [process.wait(timeout=TIMEOUT_S) for process in running]
         finally:
             for process in running:
                 process.kill()

@@ -86,6 +86,41 @@ assert layer.unsent.tolist() == [0]
 torch.save(found, f"{folder}/{rank}.pt")
 """
 
+# Tokens as codes: what those give that the codes stand for, and gradients of such sums; each
+# direction by itself, since a gradient is of the values that were there.
+ENCODED = (
+    RANK.partition("inner = layer_of")[0]
+    + """
+from bundle.reference import _quantize
+one = _quantize.Quantization("e4m3", (1, 128), "e8m0", "max_over_amax", "pow2_down")
+
+def stood_for(rows):
+    return _quantize.dequantize(_quantize.quantize(rows.cpu(), one).rowwise).to(rows)
+
+x[:8], dy[8:16] = x[:8] * 1e-30, 0  # scales of their own, and none
+here = slice(rank * TOKENS, (rank + 1) * TOKENS)
+x, dy, probs, ids = x[here], dy[here], probs[here], ids[here]
+
+def step(x, dy, **way):  # of a new layer: delayed scales are those of the step before
+    inner = layer_of((rank * own, rank * own + own))
+    layer = ExpertParallel(inner, capacity=TOKENS if "sent" in modes else None, **way)
+    compiled = torch.compile(layer, backend="aot_eager")
+    return run(inner, compiled if "compiled" in modes else layer, x, dy, probs, ids)
+
+as_codes = {"payload": torch.float8_e4m3fn}
+found, wanted = step(x, dy, **as_codes), step(stood_for(x), stood_for(dy))
+for name, value in wanted.items():
+    assert value.isfinite().all() and torch.equal(found[name], value), name
+plain = step(x, dy)
+for name in ("y", "dx", "dprobs"):  # fp8_block quantises tokens so anyhow
+    assert torch.equal(found[name], plain[name]) == cell.endswith("fp8_block"), name
+lost = x.clone()
+lost[3, 5] = float("inf")
+y = step(lost, dy, **as_codes)["y"]
+assert y[3].isnan().all() and y.isnan().any(1).sum() == 1, "an overflow is not a number, not 448"
+"""
+)
+
 # As many tokens as there is room for, and the others as if their routers had not chosen that rank.
 CROWDED = (
     RANK.partition("inner = layer_of")[0]
@@ -130,9 +165,10 @@ DIFFERENT = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
 cell, experts, *more = words[rank].split(":")
+more = [eval(word, {"torch": torch}) for word in more]
 layer = importlib.import_module(f"bundle.{cell}").MoELayer(int(experts), 128, 128, device=device)
 try:
-    ExpertParallel(layer, capacity=int(more[0]) if more else None)
+    ExpertParallel(layer, None, *more)
 except ValueError as error:
     with open(f"{folder}/{rank}.txt", "w") as file:
         file.write(str(error))
@@ -228,12 +264,66 @@ def test_no_more_tokens_than_there_is_room_for(
     run_ranks(CROWDED, tmp_path, place, *words, ranks=ranks)
 
 
-def test_a_capacity_of_nothing_is_refused(place: Place) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_tokens_travel_as_codes(place: Place, recipe: str, mode: str, tmp_path: Path) -> None:
+    run_ranks(ENCODED, tmp_path, place, f"moe_layer__{recipe}", "any", mode, ranks=RANKS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_as_codes_run_in_compiled_code(place: Place, mode: str, tmp_path: Path) -> None:
+    """Untraced: one graph of it is refused, with the reason."""
+    run_ranks(ENCODED, tmp_path, place, "moe_layer__bf16", "any", mode, "compiled", ranks=RANKS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [1, 127, 128, 200, 384])
+def test_codes_are_those_of_the_reference(place: Place, width: int, dtype: torch.dtype) -> None:
+    name = load_bundle("spread_codes", place.bundle)
+    payload = importlib.import_module(f"{name}.integrations._payload")
+    reference = importlib.import_module(f"{name}.reference._quantize")
+    finite = torch.finfo(dtype)
+    draw = torch.Generator().manual_seed(width)
+    size = torch.randn(600, 1, generator=draw).mul(40).exp2().clamp(0, finite.max / 8)
+    x = torch.randn(600, width, generator=draw).mul(size).clamp(finite.min, finite.max).to(dtype)
+    corners = torch.tensor([0.0, -0.0, finite.max, finite.tiny, finite.smallest_normal / 4, 1.75])
+    x[: len(corners)] = corners.to(dtype).view(-1, 1)
+    x[len(corners), 0] = x[len(corners) + 1, -1] = float("nan")
+    quantization = reference.Quantization(
+        "e4m3", (1, payload.BLOCK), "e8m0", "max_over_amax", "pow2_down"
+    )
+    wanted = reference.quantize(x, quantization).rowwise
+    codes, exponents = payload.encode(x)
+    assert codes.shape == x.shape and exponents.shape == (600, -(-width // payload.BLOCK))
+    assert codes.dtype == exponents.dtype == torch.uint8
+    assert torch.equal(codes, wanted.data[:, :width].view(torch.uint8))
+    assert torch.equal(exponents, wanted.scale.view(torch.uint8))
+    value = reference.dequantize(wanted).clamp(finite.min, finite.max).to(dtype)
+    back = payload.decode(codes, exponents, dtype)
+    assert back.dtype == dtype and torch.equal(back.isnan(), x.isnan())
+    assert torch.equal(back.nan_to_num(7.0), value.nan_to_num(7.0))
+    assert payload.decode(*payload.encode(x[:0]), dtype).shape == (0, width)
+
+
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        ({"capacity": 0}, "capacity: expected 1 token or more, got 0"),
+        (
+            {"payload": torch.float8_e5m2},
+            "payload: expected torch.float8_e4m3fn or None, got torch.float8_e5m2",
+        ),
+    ],
+    ids=["capacity", "payload"],
+)
+def test_what_is_no_way_to_send_is_refused(
+    place: Place, way: dict[str, object], wanted: str
+) -> None:
     name = load_bundle("spread_capacity", place.bundle)
     module = importlib.import_module(f"{name}.moe_layer__bf16")
     spread = importlib.import_module(f"{name}.integrations.expert_parallel")
-    with pytest.raises(ValueError, match="capacity: expected 1 token or more, got 0"):
-        spread.ExpertParallel(module.MoELayer(2, 64, 64), capacity=0)
+    with pytest.raises(ValueError, match=wanted):
+        spread.ExpertParallel(module.MoELayer(2, 64, 64), **way)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +332,10 @@ def test_a_capacity_of_nothing_is_refused(place: Place) -> None:
         (("moe_layer__bf16:2", "moe_layer__bf16:3"), "fc1.weight: (2, 256, 128, 'torch.bfloat16')"),
         (("moe_layer__bf16:2", "moe_layer__fp8_block:2"), "moe_layer__fp8_block on rank 1"),
         (("moe_layer__bf16:2", "moe_layer__bf16:2:96"), "capacity: None on rank 0, 96 on rank 1"),
+        (
+            ("moe_layer__bf16:2", "moe_layer__bf16:2:None:torch.float8_e4m3fn"),
+            "payload: None on rank 0, torch.float8_e4m3fn on rank 1",
+        ),
     ],
 )
 def test_ranks_that_differ_are_refused(

@@ -7,14 +7,19 @@ script runs with memory and streams of theirs.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import signal
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from fusegen.ir.naming import Cell
 
-from .loading import write_cells
-from .ranks import Place, run_ranks
+from .loading import load_bundle, write_cells
+from .ranks import Place, end_ranks, run_ranks
 
 COLUMN = Cell("linear", "bf16", ("column_sequence_parallel",))
 ROW = Cell("linear", "bf16", ("row_sequence_parallel",))
@@ -22,6 +27,7 @@ SEVERAL = (
     Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel")),
     Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
 )
+LIMIT_S = 120  # for ranks that start, wait 2 seconds, and end
 
 ON_CPU = """
 import ctypes, os, random as pseudo, time
@@ -57,19 +63,22 @@ class OnCpu(_overlap.Memory):
     def join(self, done):
         done.result()
 
-    def take(self, flag, value):
-        time.sleep(pseudo.random() / 500)
-        word = ctypes.c_uint32.from_address(flag)
-        until = time.monotonic() + 60
-        while word.value != value:
-            assert time.monotonic() < until, f"waited for {value}, found {word.value}"
-            time.sleep(0)
-        word.value = 0
+    def do(self, *ops):
+        for op in ops:
+            word = ctypes.c_uint32.from_address(op.address)
+            if op.code == _overlap.WRITE:
+                word.value = op.value
+                continue
+            time.sleep(pseudo.random() / 500)
+            until = time.monotonic() + 60
+            while word.value != op.value:
+                assert time.monotonic() < until, f"waited for {op.value}, found {word.value}"
+                time.sleep(0)
 
     def set(self, flag, value):
         word = ctypes.c_uint32.from_address(flag)
         assert word.value == 0, "a flag that nobody has taken back"
-        word.value = value
+        super().set(flag, value)
 
 
 _overlap.Memory = OnCpu
@@ -132,10 +141,10 @@ for first, *others in ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,)):
             assert one.shape == other.shape and one.isfinite().all()
             same = torch.equal(one, other) if exact else torch.allclose(one, other, 5e-2, 5e-2)
             assert same and torch.equal(third, other), (first, others)
-group = dist.group.WORLD  # more under way than there are buffers from a rank
-sent = [random(8 + i, 64) for i in range(5)]
-arriving = [_overlap.start_to_gather(rows, group) for rows in sent]
-adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), group) for rows in sent]
+here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
+sent = [random(8 + i, 64) for i in range(5)]  # more under way than there are buffers from a rank
+arriving = [_overlap.start_to_gather(rows, here) for rows in sent]
+adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), here) for rows in sent]
 try:
     adding[0]()
 except RuntimeError as error:
@@ -214,10 +223,66 @@ for layer, rows, given in layers:
 """
 
 
-def script(cell: Cell) -> str:
+# Rank 0 waits for what does not come, and ends.
+WAITING = """
+import datetime, time
+
+if device == "cpu":
+    exec(ON_CPU)
+(how,) = words
+layer = Linear(64, 128, device=device, dtype=torch.bfloat16)
+first = 16 if gathers else 16 * ranks
+x = torch.zeros(first, 64, device=device, dtype=torch.bfloat16)
+tensor_parallel.overlap(timeout=datetime.timedelta(seconds=2))
+with torch.no_grad():
+    for repeat in range(4):
+        layer(x)
+    call = layer
+    if how == "replayed":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            layer(x)
+        call = lambda _: graph.replay()
+        call(x)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    if rank == 0:
+        for repeat in range(4):
+            call(x)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    elif how == "fewer":
+        layer(x[: first // 2])
+        if device == "cuda":
+            torch.cuda.synchronize()
+    elif how == "late":
+        time.sleep(30)
+    else:
+        os._exit(3)
+raise AssertionError("nothing came, and it went on")
+"""
+
+
+def script(cell: Cell, body: str = SAME) -> str:
     """What each rank runs for a cell."""
-    module = f"from bundle.{cell} import Linear\ngathers = {cell == COLUMN}\n"
-    return f"{BEGIN}{module}ON_CPU = {ON_CPU!r}\n{SAME}"
+    module = f"import os\nfrom bundle.{cell} import Linear\ngathers = {cell == COLUMN}\n"
+    return f"{BEGIN}{module}ON_CPU = {ON_CPU!r}\n{body}"
+
+
+def check_waits_end(place: Place, folder: Path, cell: Cell, how: str) -> None:
+    """A rank ends after its time, with the names of what it was at and of whom it waited for."""
+    begin = time.monotonic()
+    codes = end_ranks(script(cell, WAITING), folder, place, how, said=folder)
+    said = (folder / "0.err").read_text()
+    assert codes[0] == -signal.SIGABRT, said
+    step = "all_gather of x" if cell == COLUMN else "reduce_scatter of y"
+    assert f"{cell}: forward: {step}" in said and "failed on rank 0 of 2: overlap: " in said, said
+    assert "has waited more than 2 s for" in said and "rank 1, which is lost or late" in said, said
+    assert time.monotonic() - begin < LIMIT_S
 
 
 def others() -> str:
@@ -235,6 +300,38 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
 def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, ranks: int) -> None:
     run_ranks(script(cell), tmp_path, place, "2", ranks=ranks)
+
+
+@pytest.mark.parametrize("how", ["lost", "fewer"])
+@pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
+def test_no_wait_is_for_ever(place: Place, tmp_path: Path, cell: Cell, how: str) -> None:
+    check_waits_end(place, tmp_path, cell, how)
+
+
+def test_a_timeout_of_nothing_is_refused(place: Place) -> None:
+    name = load_bundle("overlap_timeout", place.bundle)
+    tensor_parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
+    with pytest.raises(ValueError, match="overlap: timeout: expected some time, got 0:00:00"):
+        tensor_parallel.overlap(timeout=timedelta(0))
+
+
+def test_waits_that_end_are_none_that_last(place: Place) -> None:
+    """However often a look finds a stream waiting, at the same place: others have ended between."""
+    name = load_bundle("overlap_marks", place.bundle)
+    overlap = importlib.import_module(f"{name}._overlap")
+    marks = overlap.Marks(3)
+    (_, waits, here), ((_, came, _), _) = marks.around(1, "here")
+    (_, _, there), _ = marks.around(1, "there")
+    word, ended = (ctypes.c_uint32.from_address(each) for each in (waits, came))
+    word.value = here
+    for now in range(100):
+        assert marks.overdue(now, 2) is None
+        ended.value = now % 2
+    assert [marks.overdue(now, 2) for now in (100, 102, 103)] == [None] * 2 + [(1, "here")]
+    word.value, ended.value = there, 1
+    assert [marks.overdue(now, 2) for now in (104, 106, 107)] == [None] * 2 + [(1, "there")]
+    word.value = 0
+    assert marks.overdue(1000, 2) is None
 
 
 def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:

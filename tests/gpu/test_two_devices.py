@@ -34,9 +34,11 @@ from ..generated.test_expert_parallel import (
     test_compiles_whole,
     test_ranks_are_one_layer,
     test_ranks_that_differ_are_refused,
+    test_tokens_as_codes_run_in_compiled_code,
+    test_tokens_travel_as_codes,
     test_under_a_recipe,
 )
-from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, script
+from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, check_waits_end, script
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
 from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
 
@@ -56,7 +58,9 @@ __all__ = [
     "test_ranks_share_their_scales",
     "test_ranks_that_differ_are_refused",
     "test_state_moves_on_alike",
+    "test_tokens_as_codes_run_in_compiled_code",
     "test_tokens_of_experts_go_through_local_map",
+    "test_tokens_travel_as_codes",
     "test_training_equals_one_process",
     "test_under_a_recipe",
 ]
@@ -81,6 +85,13 @@ def test_weights_are_gathered_quantised(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
 def test_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path, cell: Cell) -> None:
     run_ranks(script(cell), tmp_path, place_of_parts(folder), "4")
+
+
+@pytest.mark.parametrize("how", ["lost", "fewer", "late", "replayed"])
+@pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
+def test_no_wait_is_for_ever(folder: Path, tmp_path: Path, cell: Cell, how: str) -> None:
+    """Nor is one of a graph that is replayed."""
+    check_waits_end(place_of_parts(folder), tmp_path, cell, how)
 
 
 def test_modules_of_several_collectives(folder: Path, tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ With a capacity a rank sends each other one the tokens that want its experts, at
 one exchange of all with all, and gets back what these gave.  That sends less where there are more
 ranks than experts of a token, in buffers of one size, whatever was chosen.
 
+With a `payload` tokens travel as codes, and so do gradients of their sums.
+
 Collectives are PyTorch's functional ones, which compilers trace and CUDA graphs capture.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +25,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .. import _collectives
+from . import _payload
+from ._fused import fused
 
 _OF_EXPERTS = ("fc1.", "fc2.")
 
@@ -43,31 +48,41 @@ class ExpertParallel(nn.Module):
         capacity: how many of its tokens a rank sends to each rank at most; those behind them are
             not sent, and what that rank's experts would have added to them is missing.  None to
             gather all tokens.
+        payload: `torch.float8_e4m3fn` to send x, and in the backward the gradient of y, as codes
+            with a power of two for each 128 elements; sums come back in their own type.  None for
+            the type of x.
 
     Attributes:
         layer: as given.
         own: number of its experts.
         ranks: how many there are.
         first: number of this rank's first expert among those of all.
-        capacity: as given.
+        capacity, payload: as given.
         unsent: buffer int64 [1], how many tokens were not sent in the last call, counted for each
             rank that they were for; on the device, and 0 where tokens are gathered.
 
     Raises:
         RuntimeError: there are no ranks; the message says how to form a group.
         TypeError: the layer has parameters that are of no expert.
-        ValueError: other ranks have another layer or capacity; the message says who has what.  Or a
-            capacity of no token.
+        ValueError: other ranks have another layer, capacity or payload; the message says who has
+            what.  Or a capacity of no token, or a payload that is none of these.
     """
 
     unsent: Tensor
 
     def __init__(
-        self, layer: nn.Module, group: ProcessGroup | None = None, capacity: int | None = None
+        self,
+        layer: nn.Module,
+        group: ProcessGroup | None = None,
+        capacity: int | None = None,
+        payload: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if capacity is not None and capacity < 1:
             raise ValueError(f"ExpertParallel: capacity: expected 1 token or more, got {capacity}")
+        if payload is not None and payload not in _payload.FORMATS:
+            formats = ", ".join(map(str, _payload.FORMATS))
+            raise ValueError(f"ExpertParallel: payload: expected {formats} or None, got {payload}")
         if not torch.distributed.is_initialized():
             raise RuntimeError(
                 "ExpertParallel: no process group; "
@@ -86,13 +101,15 @@ class ExpertParallel(nn.Module):
         self.ranks = torch.distributed.get_world_size(group)
         self.first = torch.distributed.get_rank(group) * self.own
         self.capacity = capacity
+        self.payload = payload
         device = next(layer.parameters()).device
         unsent = torch.zeros(1, dtype=torch.int64, device=device)
         self.register_buffer("unsent", unsent, persistent=False)
         sizes = {name: str((*p.shape, str(p.dtype))) for name, p in layer.named_parameters()}
         plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
         name = type(layer).__module__.rpartition(".")[2]
-        same = {"layer": name, **sizes, "plan": plan, "capacity": str(capacity)}
+        way = {"capacity": str(capacity), "payload": str(payload)}
+        same = {"layer": name, **sizes, "plan": plan, **way}
         _collectives.compare("ExpertParallel", "group", group, **same)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
@@ -107,33 +124,35 @@ class ExpertParallel(nn.Module):
             y: [T, H], sums over ranks: rounded to the type of x at each addition where tokens are
             gathered, once where they are sent.
         """
-        if self.capacity is not None:
-            return self._sent(x, probs, ids, self.capacity)
-        chosen = _gathered(ids, "ids", self.group) - self.first
-        weights = _Gather.apply(probs.float(), "probs", self.group)
-        tokens = _Gather.apply(x, "x", self.group)
-        y = self.layer(tokens, weights, chosen, _counted(chosen, self.own))
-        return _AddUp.apply(y, "y", self.group)
+        run = self._run if self.payload is None else self._untraced
+        return run(x, probs, ids)
 
-    def _sent(self, x: Tensor, probs: Tensor, ids: Tensor, capacity: int) -> Tensor:
-        """`forward` where each rank gets the tokens that are for its experts."""
+    @torch.compiler.disable(reason="ExpertParallel runs tokens as codes in eager mode")
+    def _untraced(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+        return self._run(x, probs, ids)
+
+    def _run(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+        where = self._where(ids)
+        way = (self.group, self.payload, *where)
+        tokens, weights, chosen, counts = _ToExperts.apply(
+            x, probs.float(), ids, self.first, self.own, *way
+        )
+        return _FromExperts.apply(self.layer(tokens, weights, chosen, counts), *way)
+
+    def _where(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Where tokens lie in what is sent; nothing where all are gathered."""
+        if self.capacity is None:
+            return ()
         ranks = torch.arange(self.ranks, device=ids.device)
         known = (ids >= 0) & (ids < self.own * self.ranks)
         rank = torch.where(known, ids // self.own, self.ranks)
-        places = _places(rank, ranks, capacity)
+        places = _places(rank, ranks, self.capacity)
         self.unsent.copy_(places.unsent)
-        local = ids[places.token].view(self.ranks, capacity, -1) - ranks.view(-1, 1, 1) * self.own
-        used = places.used.view(self.ranks, capacity, 1)
-        local = torch.where(used & (local >= 0) & (local < self.own), local, -1)
-        chosen = _exchanged(local.flatten(0, 1).int(), "ids", self.group)
-        where = (places.token, places.used, places.slots)
-        weights = _Send.apply(probs.float(), *where, "probs", self.group)
-        tokens = _Send.apply(x, *where, "x", self.group)
-        y = self.layer(tokens, weights, chosen, _counted(chosen, self.own))
-        return _Return.apply(y, *where, "y", self.group)
+        return places.token, places.used, places.slots
 
     def extra_repr(self) -> str:
-        return f"ranks={self.ranks}, first={self.first}, capacity={self.capacity}"
+        way = f"capacity={self.capacity}, payload={self.payload}"
+        return f"ranks={self.ranks}, first={self.first}, {way}"
 
 
 class _Places(NamedTuple):
@@ -177,62 +196,69 @@ def _places(rank: Tensor, ranks: Tensor, capacity: int) -> _Places:
     return _Places(every, used, slots, (wanted & ~fits).sum().view(1))
 
 
-def _gathered(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
-    """The rows of all ranks, one rank's after the other's."""
-    place = _collectives.Place("ExpertParallel", f"all_gather of {name}", "group", group)
-    every: Tensor = _collectives.wait(_collectives.start_all_gather(place, (rows,)))[0]
-    return every
+def _started(
+    collective: str, rows: Tensor, name: str, group: ProcessGroup | None
+) -> Callable[[], Tensor]:
+    """A collective of rows under way; what gives what it does."""
+    place = _collectives.Place("ExpertParallel", f"{collective} of {name}", "group", group)
+    pending = getattr(_collectives, f"start_{collective}")(place, (rows,))
+
+    def arrive() -> Tensor:
+        (given,) = _collectives.wait(pending)
+        return given  # type: ignore[no-any-return]
+
+    return arrive
 
 
-def _added_up(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
-    """This rank's part of the sum over ranks of rows, of which there are as many for each rank."""
-    place = _collectives.Place("ExpertParallel", f"reduce_scatter of {name}", "group", group)
-    own: Tensor = _collectives.wait(_collectives.start_reduce_scatter(place, (rows,)))[0]
-    return own
+def _send(
+    rows: Tensor, name: str, group: ProcessGroup | None, *where: Tensor, empty: int = 0
+) -> Callable[[], Tensor]:
+    """Rows of tokens on their way to ranks with experts: of all to all, or to slots of each.
+
+    Args:
+        rows: [T, ...].
+        name: what they are, for messages.
+        group: the ranks.
+        where: token, used and slots of `_Places`; nothing where all tokens go to all ranks.
+        empty: what is in the row of an empty slot.
+    """
+    if not where:
+        return _started("all_gather", rows, name, group)
+    token, used, _ = where
+    dealt = torch.where(used.view(-1, 1), rows.index_select(0, token), empty)
+    return _started("all_to_all", dealt, name, group)
 
 
-class _Gather(torch.autograd.Function):
-    """`_gathered`: the gradient of a row is the sum of those that ranks have for it."""
-
-    @staticmethod
-    def forward(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
-        return _gathered(rows, name, group)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.name_, ctx.group = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _added_up(grad_outputs[0], f"the gradient of {ctx.name_}", ctx.group), None, None
-
-
-class _AddUp(torch.autograd.Function):
-    """`_added_up`: every rank has a part in each sum, and gets its gradient."""
-
-    @staticmethod
-    def forward(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
-        return _added_up(rows, name, group)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.name_, ctx.group = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(grad_outputs[0], f"the gradient of {ctx.name_}", ctx.group), None, None
+def _send_as(
+    payload: torch.dtype | None,
+    rows: Tensor,
+    name: str,
+    group: ProcessGroup | None,
+    *where: Tensor,
+) -> Callable[[], Tensor]:
+    """The same as codes, where there is a payload."""
+    if payload is None:
+        return _send(rows, name, group, *where)
+    codes, exponents = (
+        _send(each, name, group, *where) for each in _payload.encode(rows.contiguous())
+    )
+    return lambda: _payload.decode(codes(), exponents(), rows.dtype)
 
 
-def _exchanged(rows: Tensor, name: str, group: ProcessGroup | None) -> Tensor:
-    """What all ranks have for this one, where it has as many rows for each of them."""
-    place = _collectives.Place("ExpertParallel", f"all_to_all of {name}", "group", group)
-    own: Tensor = _collectives.wait(_collectives.start_all_to_all(place, (rows,)))[0]
-    return own
+def _send_back(
+    rows: Tensor, name: str, group: ProcessGroup | None, *where: Tensor
+) -> Callable[[], Tensor]:
+    """What ranks have for tokens on its way to these, where it is added up.
 
-
-def _spread(rows: Tensor, token: Tensor, used: Tensor) -> Tensor:
-    """A row for each slot, 0 where that is empty."""
-    return torch.where(used.view(-1, 1), rows.index_select(0, token), 0)
+    Args:
+        rows: one of each row that came.
+        name, group, where: as of `_send`.
+    """
+    if not where:
+        return _started("reduce_scatter", rows, name, group)
+    _, _, slots = where
+    arrive = _started("all_to_all", rows, name, group)
+    return lambda: _collected(arrive(), slots)
 
 
 def _collected(rows: Tensor, slots: Tensor) -> Tensor:
@@ -247,61 +273,75 @@ def _collected(rows: Tensor, slots: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
-class _Send(torch.autograd.Function):
-    """Rows of tokens to the ranks that want them; their gradients come back, and are added up."""
+class _ToExperts(torch.autograd.Function):
+    """Tokens, their weights and choices to the ranks of experts; gradients come back added up.
 
-    @staticmethod
-    def forward(
-        rows: Tensor,
-        token: Tensor,
-        used: Tensor,
-        slots: Tensor,
-        name: str,
-        group: ProcessGroup | None,
-    ) -> Tensor:
-        return _exchanged(_spread(rows, token, used), name, group)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, _, slots, ctx.name_, ctx.group = inputs
-        ctx.save_for_backward(slots)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads = _exchanged(grad_outputs[0], f"the gradient of {ctx.name_}", ctx.group)
-        return _collected(grads, *ctx.saved_tensors), *(None,) * 5
-
-
-class _Return(torch.autograd.Function):
-    """Results back to the ranks whose tokens they are of, where they are added up."""
-
-    @staticmethod
-    def forward(
-        rows: Tensor,
-        token: Tensor,
-        used: Tensor,
-        slots: Tensor,
-        name: str,
-        group: ProcessGroup | None,
-    ) -> Tensor:
-        return _collected(_exchanged(rows, name, group), slots)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, token, used, _, ctx.name_, ctx.group = inputs
-        ctx.save_for_backward(token, used)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads = _spread(grad_outputs[0], *ctx.saved_tensors)
-        return _exchanged(grads, f"the gradient of {ctx.name_}", ctx.group), *(None,) * 5
-
-
-def _counted(ids: Tensor, experts: int) -> Tensor:
-    """How often each expert is among ids [T, K], int64 [experts]; no other id counts.
-
-    Each token counts by itself first, since additions to few numbers wait for each other.
+    While tokens travel, choices become those of this rank's experts, and are counted.
     """
-    known = torch.where((ids >= 0) & (ids < experts), ids, experts).long()
-    counts = torch.zeros(len(ids), experts + 1, dtype=torch.int32, device=ids.device)
-    return counts.scatter_add(1, known, torch.ones_like(known, dtype=torch.int32)).sum(0)[:experts]
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        probs: Tensor,
+        ids: Tensor,
+        first: int,
+        own: int,
+        group: ProcessGroup | None,
+        payload: torch.dtype | None,
+        *where: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        choices = _send(ids, "ids", group, *where, empty=-1)
+        tokens = _send_as(payload, x, "x", group, *where)
+        weights = _send(probs, "probs", group, *where)
+        chosen = choices() - first
+        counts = _counted(chosen, own)
+        return tokens(), weights(), chosen, counts
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, _, _, _, _, ctx.group, _, *where = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*where)
+        ctx.places = len(where)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        pairs = zip(grad_outputs, ("x", "probs"), strict=False)
+        sent = [
+            None
+            if grad is None
+            else _send_back(grad, f"the gradient of {name}", ctx.group, *ctx.saved_tensors)
+            for grad, name in pairs
+        ]
+        grads = (None if arrive is None else arrive() for arrive in sent)
+        return *grads, *(None,) * (5 + ctx.places)
+
+
+class _FromExperts(torch.autograd.Function):
+    """Results back to the tokens' ranks, added up; each rank has a part, and gets the gradient."""
+
+    @staticmethod
+    def forward(
+        rows: Tensor, group: ProcessGroup | None, payload: torch.dtype | None, *where: Tensor
+    ) -> Tensor:
+        return _send_back(rows, "y", group, *where)()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.group, ctx.payload, *where = inputs
+        ctx.save_for_backward(*where)
+        ctx.places = len(where)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        words = ("the gradient of y", ctx.group, *ctx.saved_tensors)
+        grads = _send_as(ctx.payload, grad_outputs[0], *words)
+        return grads(), *(None,) * (2 + ctx.places)
+
+
+@fused
+def _counted(ids: Tensor, experts: int) -> Tensor:
+    """How often each expert is among ids [T, K], int64 [experts]; no other id counts."""
+    each = torch.arange(experts, device=ids.device, dtype=ids.dtype)
+    return (ids.flatten() == each.unsqueeze(1)).sum(1)

@@ -343,9 +343,11 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
         "tensor_parallel": context.split,
         "fsdp": context.cached,
     }
+    static = renderer.static("integrations")
     for name, owners in of_ranks.items():
         if owners:
-            files += _copies(renderer, "integrations", "integrations/", owners, {f"{name}.py"})
+            wanted = {f"{name}.py"} | _reachable(static, (static[f"{name}.py"],), imported)
+            files += _copies(renderer, "integrations", "integrations/", owners, wanted)
     owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
     if files:
         yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})
