@@ -25,14 +25,13 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ._collectives import Place
+from ._place import Place
 
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
