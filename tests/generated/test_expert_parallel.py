@@ -118,6 +118,14 @@ lost = x.clone()
 lost[3, 5] = float("inf")
 y = step(lost, dy, **as_codes)["y"]
 assert y[3].isnan().all() and y.isnan().any(1).sum() == 1, "an overflow is not a number, not 448"
+if "compiled" in modes:
+    layer = ExpertParallel(layer_of((rank * own, rank * own + own)), **as_codes)
+    try:
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(x, probs, ids)
+    except torch._dynamo.exc.Unsupported as error:
+        assert "runs tokens as codes in eager mode" in str(error), error
+    else:
+        raise AssertionError("one graph of what is not traced")
 """
 )
 

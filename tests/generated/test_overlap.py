@@ -230,6 +230,13 @@ import datetime, time
 if device == "cpu":
     exec(ON_CPU)
 (how,) = words
+
+
+def settle():
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 layer = Linear(64, 128, device=device, dtype=torch.bfloat16)
 first = 16 if gathers else 16 * ranks
 x = torch.zeros(first, 64, device=device, dtype=torch.bfloat16)
@@ -245,20 +252,16 @@ with torch.no_grad():
             layer(x)
         call = lambda _: graph.replay()
         call(x)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    settle()
     dist.barrier()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    settle()
     if rank == 0:
         for repeat in range(4):
             call(x)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        settle()
     elif how == "fewer":
         layer(x[: first // 2])
-        if device == "cuda":
-            torch.cuda.synchronize()
+        settle()
     elif how == "late":
         time.sleep(30)
     else:

@@ -129,6 +129,7 @@ class ExpertParallel(nn.Module):
 
     @torch.compiler.disable(reason="ExpertParallel runs tokens as codes in eager mode")
     def _untraced(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+        # Traced by PyTorch 2.11, with a capacity, it gave another gradient of x on GPUs.
         return self._run(x, probs, ids)
 
     def _run(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
