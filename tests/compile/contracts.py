@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from fusegen.build.contracts import Promise, promises
-from fusegen.build.library import BuildReport
+from fusegen.build.library import BuildReport, build
 from fusegen.build.objcache import Report
 from fusegen.build.sass import opcodes
 from fusegen.ir.plan import ModulePlan
@@ -16,6 +17,15 @@ from fusegen.spec.load import SpecSet
 
 OF_BUNDLE = {"digests.cpp"}
 """Units of no cell."""
+
+
+def compiled(bundle: Path) -> BuildReport:
+    """Build a bundle, without the limit that pytest sets each test.
+
+    Without a cache of objects the largest take half an hour, and compilers do not stand still.
+    """
+    faulthandler.cancel_dump_traceback_later()
+    return build(bundle)
 
 
 def plans_of(bundle: Path, specs: SpecSet) -> tuple[ModulePlan, ...]:

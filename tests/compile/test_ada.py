@@ -7,10 +7,10 @@ import re
 import pytest
 
 from fusegen import api
-from fusegen.build.library import BuildReport, build
+from fusegen.build.library import BuildReport
 from fusegen.build.sass import opcodes
 
-from .contracts import broken, promises_of
+from .contracts import broken, compiled, promises_of
 from .test_bundles import SPECS
 
 pytestmark = pytest.mark.compile
@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         options=("add_to_main_grad",),
     )
     api.generate(request, api.Policy.WRITE)
-    return build(out / ARCH)
+    return compiled(out / ARCH)
 
 
 def test_every_unit_keeps_its_contract(built: BuildReport) -> None:

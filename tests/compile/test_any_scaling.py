@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.build.library import BuildReport, build
+from fusegen.build.library import BuildReport
 
-from .contracts import broken, promises_of
+from .contracts import broken, compiled, promises_of
 
 pytestmark = pytest.mark.compile
 
@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         folders=FOLDERS,
     )
     api.generate(request)
-    return build(out / "sm_90a")
+    return compiled(out / "sm_90a")
 
 
 def test_every_unit_keeps_its_contract(built: BuildReport) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.build.library import BuildReport, build
+from fusegen.build.library import BuildReport
 from fusegen.build.sass import cuobjdump, opcodes
 from fusegen.build.toolchain import find_toolchain
 from fusegen.publish.paths import builtin_templates
 
+from .contracts import compiled
 from .test_bundles import kernel_units
 
 pytestmark = pytest.mark.compile
@@ -40,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
         recipes=("mxfp8", "nvfp4", "fp8_block"),
     )
     api.generate(request)
-    return build(out / "sm_120a")
+    return compiled(out / "sm_120a")
 
 
 def test_no_warnings_and_no_spills(built: BuildReport) -> None:

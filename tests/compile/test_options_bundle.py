@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fusegen import api
-from fusegen.build.library import BuildReport, build
+from fusegen.build.library import BuildReport
 
-from .contracts import broken, promises_of
+from .contracts import broken, compiled, promises_of
 from .test_bundles import COMPILED, SPECS, report
 
 pytestmark = pytest.mark.compile
@@ -51,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
             options=(option,),
         )
         api.generate(request, api.Policy.WRITE)
-    return build(out / ARCH)
+    return compiled(out / ARCH)
 
 
 def test_every_unit_keeps_its_contract(built: BuildReport) -> None:
