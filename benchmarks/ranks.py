@@ -6,6 +6,7 @@ all of them.  The link is measured first, by NCCL's own all-gather.  Contenders:
     product                     the rank's own product, of what communication would have brought
     fusegen                     the module, whose ops communicate
     fusegen overlapped          the same, with the rows of one rank at a time (`overlap`)
+    fusegen, option             experts that communicate by themselves, with gradients of weights
     fusegen, codes              experts whose tokens travel in 8 bits (`payload`)
     ..., captured               that as a CUDA graph, which needs no host
     NCCL + torch                a collective, and torch's product behind it or before it
@@ -38,7 +39,8 @@ from torch.distributed import _symmetric_memory  # noqa: F401  its operators are
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
 OVERLAPPED = f"{OURS} overlapped"
-CODES = f"{OURS}, codes"
+OPTION, CODES = f"{OURS}, option", f"{OURS}, codes"
+OVERLAPPING_OPTION = f"{OVERLAPPED}, option"
 CAPTURED = "{}, captured"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
 CACHED = ("fp8_block", "fp8_delayed")
@@ -162,6 +164,7 @@ def _bundle() -> Path:
         Cell("linear", "bf16"),
         *(Cell("linear", "bf16", (option,)) for option in OPTIONS.values()),
         *(Cell(module, "bf16") for module in ("moe_layer", "grouped_mlp")),
+        Cell("moe_layer", "bf16", ("expert_parallel",)),
         *(Cell("grouped_mlp", recipe, ("cached_weights",)) for recipe in CACHED),
     ]
     arch = "cpu"
@@ -393,8 +396,13 @@ def _can(run: Run) -> bool:
 
 def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     """A step of a layer whose experts are spread, and of the same ones on tokens that are there."""
-    made = here.cell("moe_layer__bf16").MoELayer
-    own = made(sizes.experts // here.count, sizes.hidden, sizes.intermediate, device=here.device)
+    own, parallel = (
+        here.cell(cell).MoELayer(
+            sizes.experts // here.count, sizes.hidden, sizes.intermediate, device=here.device
+        )
+        for cell in ("moe_layer__bf16", "moe_layer__bf16__expert_parallel")
+    )
+    parallel.load_state_dict(own.state_dict())
     expert_parallel = here.integration("expert_parallel").ExpertParallel
     spread = expert_parallel(own)
     encoded = expert_parallel(own, payload=torch.float8_e4m3fn)
@@ -413,21 +421,29 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     all_ids = torch.where(inside, all_ids - first, -1)
     experts = torch.arange(sizes.experts // here.count, device=here.device)
     counts = (all_ids.flatten()[:, None] == experts).sum(0)
+    every_expert = torch.arange(sizes.experts, device=here.device, dtype=ids.dtype)
+    own_counts = (ids.flatten()[:, None] == every_expert).sum(0)
     all_probs.requires_grad_()
 
-    def step(y: Tensor, *inputs: Tensor) -> None:
-        torch.autograd.grad(y, (*inputs, *own.parameters()), y.detach())
+    def step(layer: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        y = layer(*inputs)
+        wanted = (*inputs[:2], *layer.parameters())
+        return (y.detach(), *torch.autograd.grad(y, wanted, y.detach()))
 
-    def sent(layer: Any) -> None:
-        step(layer(x, probs, ids), x, probs)
-
-    plain = partial(sent, spread)
+    spreading = partial(step, spread, x, probs, ids)
+    communicating = partial(step, parallel, x, probs, ids, own_counts)
     steps: dict[str, Run] = {
-        PRODUCT: lambda: step(own(every, all_probs, all_ids, counts), every, all_probs),
-        OURS: plain,
-        CODES: partial(sent, encoded),
-        OVERLAPPED: here.overlapped(plain),
+        PRODUCT: partial(step, own, every, all_probs, all_ids, counts),
+        OURS: spreading,
+        OPTION: communicating,
+        CODES: partial(step, encoded, x, probs, ids),
+        OVERLAPPED: here.overlapped(spreading),
+        OVERLAPPING_OPTION: here.overlapped(communicating),
     }
+    expected = spreading()
+    for name in (OPTION, OVERLAPPED, OVERLAPPING_OPTION):
+        for got, wanted in zip(steps[name](), expected, strict=True):
+            common.require_close(name, got, wanted, 0.0)
     if here.device == "cpu":
         return steps
     for run in steps.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,12 +186,14 @@ except ValueError as error:
 SHARED = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
-layer = importlib.import_module("bundle.shared_moe_layer__bf16").SharedMoELayer(2, 64, 64, 64)
-try:
-    ExpertParallel(layer)
-except TypeError as error:
-    with open(f"{folder}/{rank}.txt", "w") as file:
-        file.write(str(error))
+shared = importlib.import_module("bundle.shared_moe_layer__bf16").SharedMoELayer(2, 64, 64, 64)
+spread = importlib.import_module("bundle.moe_layer__bf16__expert_parallel").MoELayer(2, 64, 64)
+for layer in (shared, spread):
+    try:
+        ExpertParallel(layer)
+    except TypeError as error:
+        with open(f"{folder}/{rank}.txt", "a") as file:
+            print(error, file=file)
 """
 
 
@@ -205,6 +208,10 @@ def generate(arch: str, out: Path) -> Path:
     modules = ("moe_layer", "shared_moe_layer")
     request = api.Request(
         out=out, archs=(arch,), modules=modules, recipes=RECIPES, namespace="spread"
+    )
+    api.generate(request, api.Policy.WRITE)
+    request = replace(
+        request, modules=modules[:1], recipes=RECIPES[:1], options=("expert_parallel",)
     )
     api.generate(request, api.Policy.WRITE)
     return out / arch
@@ -356,10 +363,13 @@ def test_ranks_that_differ_are_refused(
     assert wanted in (tmp_path / "0.txt").read_text()
 
 
-def test_a_layer_with_more_than_experts_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_layer_with_more_than_experts_or_on_ranks_already_is_refused(
+    place: Place, tmp_path: Path
+) -> None:
     run_ranks(SHARED, tmp_path, place, ranks=1)
     said = (tmp_path / "0.txt").read_text()
     assert "SharedMoELayer has shared" in said and "beside it" in said
+    assert "MoELayer communicates by itself" in said
 
 
 def test_without_ranks_it_says_what_is_missing(place: Place) -> None:

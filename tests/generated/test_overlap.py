@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusegen.ir.naming import Cell
 
@@ -26,6 +27,7 @@ ROW = Cell("linear", "bf16", ("row_sequence_parallel",))
 SEVERAL = (
     Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel")),
     Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
+    Cell("moe_layer", "bf16", ("expert_parallel",)),
 )
 LIMIT_S = 120  # for ranks that start, wait 2 seconds, and end
 
@@ -200,6 +202,7 @@ else:
 OTHERS = """
 from bundle.linear__fp8_block__quantized_input__column_sequence_parallel import Linear
 from bundle.mlp__bf16__tensor_sequence_parallel import MLP
+from bundle.moe_layer__bf16__expert_parallel import MoELayer
 
 if device == "cpu":
     exec(ON_CPU)
@@ -207,16 +210,23 @@ torch.manual_seed(rank)
 layers = (
     (Linear(256, 128, bias=True, device=device), 128, 128 * ranks),
     (MLP(256, 128 * ranks, bias=True, device=device), 24, 24),
+    (MoELayer(3, 256, 128, bias=True, device=device), 24, 24),
 )
 for layer, rows, given in layers:
     for repeat in range(3):
-        x = torch.randn(rows, 256, device=device).bfloat16().requires_grad_()
-        dy = torch.randn(given, layer(x).shape[-1], device=device).bfloat16()
+        inputs = [torch.randn(rows, 256, device=device).bfloat16().requires_grad_()]
+        further = []
+        if isinstance(layer, MoELayer):
+            ids = torch.rand(rows, 3 * ranks, device=device).topk(2).indices.int()
+            inputs.append(torch.rand(rows, 2, device=device).requires_grad_())
+            further = [ids, torch.stack([(ids == expert).sum() for expert in range(3 * ranks)])]
+        dy = torch.randn(given, layer(*inputs, *further).shape[-1], device=device).bfloat16()
         found = []
         for on in (False, True):
             tensor_parallel.overlap(on=on)
-            y = layer(x)
-            found.append((y.detach(), *torch.autograd.grad(y, (x, *layer.parameters()), dy)))
+            y = layer(*inputs, *further)
+            gradients = torch.autograd.grad(y, (*inputs, *layer.parameters()), dy)
+            found.append((y.detach(), *gradients))
         tensor_parallel.overlap(on=False)
         for one, other in zip(*found, strict=True):
             assert one.isfinite().all() and torch.equal(one, other), type(layer)
@@ -335,6 +345,14 @@ def test_waits_that_end_are_none_that_last(place: Place) -> None:
     assert [marks.overdue(now, 2) for now in (104, 106, 107)] == [None] * 2 + [(1, "there")]
     word.value = 0
     assert marks.overdue(1000, 2) is None
+
+
+def test_counts_are_added_up_exactly(place: Place) -> None:
+    name = load_bundle("overlap_counts", place.bundle)
+    overlap = importlib.import_module(f"{name}._overlap")
+    odd = torch.tensor([2**24 + 1])
+    for ranks in (2, 3, 4):
+        assert overlap._sum([odd] * ranks).equal(odd * ranks)
 
 
 def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:

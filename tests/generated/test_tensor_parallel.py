@@ -21,10 +21,14 @@ MODULES = {
     "column": ("linear", "grouped_linear"),
     "row": ("linear", "grouped_linear"),
     "tensor": ("mlp", "mlp_swiglu", "grouped_mlp", "moe_layer", "shared_moe_layer"),
+    "expert": ("moe_layer", "moe_layer_srelu"),
 }
 RECIPES = ("fp8_block", "fp8_delayed", "mxfp8")
-UNDER_RECIPES = (("column", "linear"), ("row", "linear"), ("tensor", "moe_layer"))
-COMPILED = (("column", "linear"), ("tensor", "mlp_swiglu"))
+UNDER_RECIPES = (
+    *(("column", "linear"), ("row", "linear"), ("tensor", "moe_layer"), ("expert", "moe_layer")),
+)
+QUANTIZED = (("column", "linear"), ("tensor", "mlp_swiglu"))
+COMPILED = (*QUANTIZED, ("expert", "moe_layer"))
 PER_GROUP = Cell("grouped_linear", "bf16", ("parameter_per_group", "row_parallel"))
 Tensors = dict[str, torch.Tensor]
 Found = list[dict[str, Tensors]]
@@ -46,7 +50,8 @@ class Case:
     @property
     def options(self) -> tuple[str, ...]:
         """Words of the part's cell, in their order there."""
-        word = f"{self.split}_{'sequence_' if self.sequence else ''}parallel"
+        tokens = "sequence_" if self.sequence and self.split != "expert" else ""
+        word = f"{self.split}_{tokens}parallel"
         return ("quantized_input", word) if self.quantized else (word,)
 
     def __str__(self) -> str:
@@ -59,7 +64,7 @@ CASES = [
     for split, modules in MODULES.items()
     for module in modules
     for sequence in (False, True)
-    if not (sequence and module.startswith("grouped"))
+    if not (sequence and module.startswith("grouped")) and (sequence or split != "expert")
 ]
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
@@ -68,7 +73,7 @@ CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
 CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantized=True)]
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False, quantized=True, compiled=compiled)
-    for pair in COMPILED
+    for pair in QUANTIZED
     for recipe in ("fp8_block", "fp8_delayed", "mxfp8")
     for compiled in (False, True)
 ]
@@ -79,13 +84,13 @@ import importlib, json
 from bundle.integrations import tensor_parallel
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 128, 256, 512, 4, 2
 
-def counted(ids):
-    return torch.stack([(ids == expert).sum() for expert in range(EXPERTS)])
+def counted(inputs, experts=EXPERTS):
+    ids = inputs["ids"]
+    return torch.stack([(ids == expert).sum() for expert in range(experts)])
 
 def run(layer, call, x, dy, inputs):
     x = x.clone().requires_grad_()
-    inputs = {key: counted(inputs["ids"]) if value is None else value.clone()
-              for key, value in inputs.items()}
+    inputs = {key: value.clone() for key, value in inputs.items()}
     if "probs" in inputs:
         inputs["probs"].requires_grad_()
     y = call(x, **inputs)
@@ -106,14 +111,18 @@ def find(name, recipe, split, words, sequence, bias, compiled):
         sizes = {"row": (HIDDEN // ranks, INTERMEDIATE), "column": (HIDDEN, INTERMEDIATE // ranks)}
         wide, own = (HIDDEN, INTERMEDIATE), sizes[split]
     else:
-        wide, own = (HIDDEN, INTERMEDIATE), (HIDDEN, INTERMEDIATE // ranks)
+        part = INTERMEDIATE if split == "expert" else INTERMEDIATE // ranks
+        wide, own = (HIDDEN, INTERMEDIATE), (HIDDEN, part)
         if name == "shared_moe_layer":
             wide, own = (*wide, INTERMEDIATE), (*own, INTERMEDIATE // ranks)
     outer = INTERMEDIATE if "linear" in name else HIDDEN
     x, dy = draw(rows, HIDDEN), draw(rows, outer)
-    experts, inputs = (), {}
+    inputs = {}
     if "grouped" in name or "moe" in name:
         experts = (EXPERTS,)
+        wide, own = (*experts, *wide), (*experts, *own)
+    if split == "expert":
+        own = (EXPERTS // ranks, *own[1:])
     if "grouped" in name:
         inputs["split_sizes"] = torch.tensor([rows // 2, 0, rows // 4, rows // 4], device=device)
     if name == "grouped_mlp":
@@ -122,18 +131,23 @@ def find(name, recipe, split, words, sequence, bias, compiled):
         inputs["probs"] = torch.rand(rows, CHOICES, generator=seed).to(device)
         ids = torch.rand(rows, EXPERTS, generator=seed).topk(CHOICES).indices.int()
         ids[::5] = -1
-        inputs["ids"], inputs["counts"] = ids.to(device), None
+        inputs["ids"] = ids.to(device)
+        inputs["counts"] = counted(inputs)
 
     def build(cell, sizes):
         module = importlib.import_module(f"bundle.{cell}")
         (kind,) = (each for each in vars(module).values() if isinstance(each, type)
                    and issubclass(each, torch.nn.Module) and each.__module__ == module.__name__
                    and not each.__name__.startswith("_"))
-        return kind(*experts, *sizes, bias=bias, device=device)
+        return kind(*sizes, bias=bias, device=device)
 
     plain = f"{name}__{recipe}"
     whole, alone = build(plain, wide), build(plain, own)
     spread = build("__".join((plain, *words)), own)
+    for key, initial in spread.named_parameters():
+        if key.endswith("weight"):  # from inputs of all ranks
+            bound = dict(whole.named_parameters())[key].shape[-1] ** -.5
+            assert 0.95 * bound < initial.abs().max() <= bound * 1.004, (key, bound)
     state = {key: draw(*p.shape) * p.shape[-1] ** -0.5 for key, p in whole.named_parameters()}
     whole.load_state_dict({**whole.state_dict(), **state})
     own_state = tensor_parallel.read(spread, {f"a.{key}": v for key, v in state.items()}, "a.")
@@ -144,7 +158,7 @@ def find(name, recipe, split, words, sequence, bias, compiled):
     # A parameter that all ranks have and add to a sum is shared out.
     parts = {key: own_state[key] for key in state}
     parts |= {key: value / ranks for key, value in parts.items()
-              if value.shape == state[key].shape}
+              if value.shape == state[key].shape and split != "expert"}
     alone.load_state_dict({**alone.state_dict(), **parts})
 
     def local(value, is_split, key=""):
@@ -156,16 +170,19 @@ def find(name, recipe, split, words, sequence, bias, compiled):
     part_x = local(x, True) if split == "row" else x
     part_dy = local(dy, True) if split == "column" else dy
     own_x, own_dy = local(x, split == "row"), local(dy, split == "column")
-    own_inputs = {key: value if value is None else local(value, False, key)
-                  for key, value in inputs.items()}
+    own_inputs = {key: local(value, False, key) for key, value in inputs.items()}
+    all_inputs = dict(inputs)
+    if split == "expert":  # alone, a rank has what is for its own experts
+        all_inputs["ids"] = inputs["ids"] - rank * own[0]
+        all_inputs["counts"] = counted(all_inputs, own[0])
+    if "counts" in inputs:
+        own_inputs["counts"] = counted(own_inputs)
     found = {
         "spread": run(spread, call, own_x, own_dy, own_inputs),
-        "alone": run(alone, alone, part_x, part_dy, inputs),
+        "alone": run(alone, alone, part_x, part_dy, all_inputs),
         "whole": run(whole, whole, x, dy, inputs),
     }
     if recipe != "fp8_delayed":  # a forward that nobody asks gradients of is the same
-        own_inputs = {key: counted(own_inputs["ids"]) if value is None else value
-                      for key, value in own_inputs.items()}
         with torch.no_grad():
             assert torch.equal(spread(own_x, **own_inputs).cpu(), found["spread"]["y"])
     return found
@@ -333,7 +350,8 @@ def check(found: Found, case: Case) -> None:
     """Bits of what each rank's part gives alone, added up where the collective does; and nearly
     what the whole layer gives.
     """
-    added_up = {"column": {"dx"}, "row": {"y"}, "tensor": {"y", "dx", "dprobs"}}[case.split]
+    all_of = {"y", "dx", "dprobs"}
+    added_up = {"column": {"dx"}, "row": {"y"}, "tensor": all_of, "expert": all_of}[case.split]
     limit = 1e-2 if case.recipe == "bf16" else 0.1
     for name, whole in found[0]["whole"].items():
         alone = [each["alone"][name] for each in found]
@@ -344,6 +362,8 @@ def check(found: Found, case: Case) -> None:
         else:
             wanted = alone
         assert all(map(torch.equal, spread, wanted)), f"{case}: {name}"
+        if case.split == "expert" and name not in added_up and case.recipe != "fp8_delayed":
+            assert torch.equal(torch.cat(spread), whole), f"{case}: {name}"
         error = (joined(spread, whole).double() - whole.double()).norm()
         assert error <= limit * whole.double().norm(), f"{case}: {name}"
 
@@ -427,7 +447,7 @@ def test_a_whole_layer_is_no_part(place: Place) -> None:
     name = load_bundle("split_alone", place.bundle)
     module = importlib.import_module(f"{name}.linear__bf16")
     parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
-    with pytest.raises(TypeError, match="expected a module of this bundle with an option"):
+    with pytest.raises(TypeError, match="expected a module of this bundle of whose weights"):
         parallel.read(module.Linear(64, 64), {})
 
 

@@ -186,6 +186,7 @@ WORDS = (
         "column_sequence_parallel",
         "row_sequence_parallel",
         "tensor_sequence_parallel",
+        "expert_parallel",
     ),
     *("high_precision_backward", "dequantized_backward", "nvtx_ranges", "debug"),
 )

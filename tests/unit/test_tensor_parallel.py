@@ -12,6 +12,7 @@ from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
 from fusegen.ir.segments import Start
+from fusegen.ir.shapes import Sym
 from fusegen.options.tensor_parallel import PARALLEL, Parallel, Split
 from fusegen.passes.draft import EMPTY, Draft, NotPossible
 from fusegen.passes.pipeline import PASSES, context_of, resolve_module
@@ -87,6 +88,18 @@ def test_gradients_of_inputs_move_while_those_of_weights_are_computed() -> None:
                 *("reduce_scatter dx_part", "reduce_scatter dprobs_part"),
             ],
         ),
+        (
+            "moe_layer",
+            "expert_parallel",
+            [
+                *("all_gather x", "all_gather probs", "gather_numbers ids"),
+                *("reduce_scatter counts", "reduce_scatter y_part"),
+            ],
+            [
+                *("all_gather dy", "all_gather x"),
+                *("reduce_scatter dx_part", "reduce_scatter dprobs_part"),
+            ],
+        ),
     ],
 )
 def test_what_ranks_exchange(
@@ -97,6 +110,31 @@ def test_what_ranks_exchange(
         direction = plan.direction(name)
         assert direction is not None
         assert [f"{s.kind} {' '.join(s.operands)}" for s in direction.starts] == wanted
+
+
+@pytest.mark.parametrize("word", ["tensor_sequence_parallel", "expert_parallel"])
+def test_rows_move_back_while_the_first_weights_have_their_gradients(word: str) -> None:
+    """The gradient of x waits for no gradient of weights but those that come before it anyway."""
+    assert segments(plan_of("cpu", Cell("moe_layer", "bf16", (word,))), "backward") == [
+        "start backward_dy_all_pending",
+        "start backward_x_all_pending",
+        "wait dy_all",
+        "op dfc2_weight dfc2_bias dh drow_probs",
+        "op dx_part dprobs_part",
+        "start backward_dx_part_pending",
+        "start backward_dprobs_part_pending",
+        "wait x_all",
+        "op dfc1_weight dfc1_bias",
+        "wait dx",
+        "wait dprobs",
+    ]
+
+
+def test_experts_are_counted_from_the_first_of_a_rank() -> None:
+    plan = plan_of("cpu", Cell("moe_layer", "bf16", ("expert_parallel",)))
+    (ids,) = (s for s in plan.direction("forward").starts if s.kind == "gather_numbers")
+    assert ids.sizes == (("own", Sym("E")),) and ids.group.name == "expert_group"
+    assert plan.split == ("E",)
 
 
 def test_an_input_that_comes_quantised_is_gathered_as_its_copies() -> None:
@@ -179,6 +217,10 @@ def test_what_is_offered_can_be_made(word: str) -> None:
         ("routed_moe_layer", Split.BETWEEN, False, "route_grad reads all of 'dprobs'"),
         ("grouped_linear", Split.OUTPUTS, True, "'split_sizes' is not of tokens"),
         ("silu", Split.OUTPUTS, False, "no dimension of its outputs"),
+        ("silu", Split.GROUPS, True, "no dimension of its groups"),
+        ("shared_moe_layer", Split.GROUPS, True, "combine_rows reads a partial sum of 'shared"),
+        ("routed_moe_layer", Split.GROUPS, True, "gemm fprop reads all of 'router_weight'"),
+        ("grouped_linear", Split.GROUPS, True, "every rank has all of 'y', not its own tokens"),
     ],
 )
 def test_a_step_that_needs_more_is_named(

@@ -63,7 +63,7 @@ class ExpertParallel(nn.Module):
 
     Raises:
         RuntimeError: there are no ranks; the message says how to form a group.
-        TypeError: the layer has parameters that are of no expert.
+        TypeError: the layer has parameters that are of no expert, or experts on ranks already.
         ValueError: other ranks have another layer, capacity or payload; the message says who has
             what.  Or a capacity of no token, or a payload that is none of these.
     """
@@ -87,6 +87,11 @@ class ExpertParallel(nn.Module):
             raise RuntimeError(
                 "ExpertParallel: no process group; "
                 "call torch.distributed.init_process_group() first"
+            )
+        if hasattr(layer, "expert_group"):
+            raise TypeError(
+                f"ExpertParallel: {type(layer).__name__} communicates by itself: expected a layer "
+                f"without the option expert_parallel; call this one as it is"
             )
         others = [n for n, _ in layer.named_parameters() if not n.startswith(_OF_EXPERTS)]
         if others or not hasattr(layer, "num_experts"):

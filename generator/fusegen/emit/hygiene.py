@@ -43,7 +43,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Dimension: ("symbol", "keyword"),
     ModulePlan: (
         *("inputs", "gradients", "arguments", "outputs", "main_grads", "exact_outputs"),
-        *("input_copies", "output_copies"),
+        *("input_copies", "output_copies", "split"),
     ),
     Operand: ("buffer",),
     Parameter: ("buffer",),

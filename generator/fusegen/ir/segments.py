@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .shapes import Expr
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -26,6 +28,12 @@ class Group:
 TENSOR_GROUP = Group("tensor_group", "ranks that have the parts of its weights")
 """The group of modules of whose weights each rank has a part."""
 
+EXPERT_GROUP = Group("expert_group", "ranks that have experts of their own, and tokens")
+"""The group of modules of whose experts each rank has some."""
+
+OF_PARTS = (TENSOR_GROUP, EXPERT_GROUP)
+"""Groups whose ranks have to have the same module."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -35,13 +43,17 @@ class Exchange:
         kind: name of one in ``steps.collectives``.
         buffer: as the module's caller, or the other direction, has it.
         entering: whether it is done to what comes in; else to what goes out.
-        attributes: by the names that its kind has for them.
+        group: the ranks.
+        attributes, sizes: scalars, and a rank's sizes of dimensions, by the names that its kind has
+            for them.
     """
 
     kind: str
     buffer: str
     entering: bool
+    group: Group
     attributes: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[tuple[str, Expr], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,8 @@ class Collective:
         results: buffers that it gives, one for each operand.
         future: what stands for it between start and wait.
         group: the ranks.
-        attributes: by the names that its kind has for them.
+        attributes, sizes: scalars, and a rank's sizes of dimensions, by the names that its kind has
+            for them.
         outside: whether it gives an argument of the ops, or reads a result of theirs.
     """
 
@@ -66,6 +79,7 @@ class Collective:
     future: str
     group: Group
     attributes: tuple[tuple[str, str], ...]
+    sizes: tuple[tuple[str, Expr], ...] = ()
     outside: bool = False
 
 
@@ -79,7 +93,8 @@ class Start:
         future: what it gives; its ``Wait`` alone reads it.
         group: the ranks.
         when: it runs if any of these flags is set; empty is always.
-        attributes: by the names that its kind has for them.
+        attributes, sizes: scalars, and a rank's sizes of dimensions, by the names that its kind has
+            for them.
         by_rows: argument of the op behind it, of whose rows that op may take those of one rank
             while others' are on their way; empty where it needs all at once.
     """
@@ -90,6 +105,7 @@ class Start:
     group: Group
     when: tuple[str, ...] = ()
     attributes: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[tuple[str, Expr], ...] = ()
     by_rows: tuple[str, ...] = ()
 
     @property

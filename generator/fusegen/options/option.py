@@ -57,6 +57,7 @@ class ModuleFacts:
         weight_gradients: a GEMM gives the gradient of a parameter.
         grouped_bias: a grouped GEMM adds a bias.
         grouped_weights: an operand of a grouped GEMM is a parameter.
+        plain_weights: a GEMM whose rows are in no groups has a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
         activated_gemms: an activation reads what a GEMM gives.
         first_of_gemms: GEMMs of the first op, and no other op, read the first input.
@@ -79,6 +80,7 @@ class ModuleFacts:
     weight_gradients: bool = False
     grouped_bias: bool = False
     grouped_weights: bool = False
+    plain_weights: bool = False
     halves: bool = False
     activated_gemms: bool = False
     first_of_gemms: bool = False

@@ -3,6 +3,10 @@
 Weights of a layer are split over ranks along the outputs of a GEMM (by columns), along its inputs
 (by rows), or, where one GEMM feeds another, between the two.  Each rank then computes a part of the
 output, or a partial sum of it.  Outside, tokens are the same on all ranks, or split over them, too.
+
+Where each group of rows has weights of its own, as experts have, each rank may have some of the
+groups.  Tokens are split over ranks then: what a rank's experts give for those of all is a partial
+sum, too.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ class Split(Enum):
     OUTPUTS = "outputs"
     INPUTS = "inputs"
     BETWEEN = "between"
+    GROUPS = "groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,18 @@ def _chained(facts: ModuleFacts) -> str | None:
     return None
 
 
+def _experts(facts: ModuleFacts) -> str | None:
+    if not facts.grouped_weights:
+        return "none of its GEMMs has a weight for each group of rows"
+    if facts.given_groups:
+        return "its rows come in groups, of which a rank would need those of its own from all ranks"
+    if facts.plain_weights:
+        return "a GEMM of all tokens has a weight: run that in a module beside the experts"
+    if not facts.adds_around_gemms:
+        return "ops before its GEMMs, or behind them, do more than to move rows and to add them up"
+    return None
+
+
 def _tokens_side_by_side(
     applies: Callable[[ModuleFacts], str | None],
 ) -> Callable[[ModuleFacts], str | None]:
@@ -83,6 +100,7 @@ def _tokens_side_by_side(
 _COLUMN = "Outputs of each rank from all inputs; gradients of the input are added up"
 _ROW = "Inputs of each rank to all outputs, which are added up; so are shares of the bias"
 _BETWEEN = "What lies between GEMMs; the output and gradients of inputs are added up"
+_EXPERTS = "Groups of rows, such as experts, with all of their weights"
 _TOKENS = "; ranks have tokens of their own, which are gathered and scattered"
 
 _WORDS = {
@@ -91,16 +109,21 @@ _WORDS = {
     Split.BETWEEN: ("tensor", _BETWEEN, _chained),
 }
 
+EXPERT_PARALLEL = "expert_parallel"
+
 PARALLEL = {
     f"{word}{'_sequence' if sequence else ''}_parallel": Parallel(split, sequence)
     for sequence in (False, True)
     for split, (word, _, _) in _WORDS.items()
 }
+PARALLEL[EXPERT_PARALLEL] = Parallel(Split.GROUPS, sequence=True)
 """What each word says."""
 
 
 def _choices() -> tuple[Choice, ...]:
     def choice(word: str, said: Parallel) -> Choice:
+        if said.split is Split.GROUPS:
+            return Choice(word, _EXPERTS + _TOKENS, None, _experts)
         _, summary, applies_to = _WORDS[said.split]
         if said.sequence:
             return Choice(word, summary + _TOKENS, None, _tokens_side_by_side(applies_to))

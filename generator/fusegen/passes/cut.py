@@ -423,6 +423,7 @@ def _start(collective: Collective, there: dict[str, When]) -> Start:
         collective.group,
         tuple(asked) if all(conditions) else (),
         collective.attributes,
+        collective.sizes,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..ir.naming import QUANTIZE_INPUT
 from ..ir.program import Program
-from ..ir.segments import TENSOR_GROUP, Collective, Exchange
+from ..ir.segments import Collective, Exchange
 from ..steps.collectives import collective
 from .draft import Draft
 from .names import program_with_names
@@ -79,7 +79,8 @@ def _collectives(draft: Draft, program: Program, names: dict[str, str]) -> Itera
             (sent,),
             (given,),
             _unused(draft, f"{program.name}_{inside}_pending"),
-            TENSOR_GROUP,
+            each.group,
             each.attributes,
+            each.sizes,
             outside=True,
         )

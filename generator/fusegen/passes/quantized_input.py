@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import lcm
 
-from ..ir.segments import Exchange
+from ..ir.segments import Exchange, Group
 from ..ir.shapes import evaluate, split, symbols
 from ..steps import quantizes
 from ..steps.collectives import ALL_GATHER, GATHER_COPY, PLACEHOLDER
@@ -46,21 +46,22 @@ def take_quantized(draft: Draft) -> Draft:
         return draft
     delayed = step.input("amax_history") is not None
     given = {copy.scale for copy in step.copies} if delayed else {}  # one for all ranks
-    own = (*_of_copies(draft, [name for name in draft.input_copies if name not in given]),)
+    copies = [name for name in draft.input_copies if name not in given]
+    own = (*_of_copies(draft, copies, gathered.group),)
     exchanges = (e for each in draft.exchanges for e in (own if each is gathered else (each,)))
     draft = replace(draft, exchanges=tuple(exchanges))
     return share_amax_of_input(draft) if delayed else draft
 
 
-def _of_copies(draft: Draft, copies: Iterable[str]) -> Iterator[Exchange]:
+def _of_copies(draft: Draft, copies: Iterable[str], group: Group) -> Iterator[Exchange]:
     """What ranks do with the first input and buffers of its copies, to have those of all rows."""
     (tokens,) = token_symbols(draft)
     found = {name: _along(draft, name, tokens) for name in copies}
     rows = lcm(*(unit for _, _, unit in found.values()))
-    yield Exchange(PLACEHOLDER.name, draft.inputs[0], True, (("rows", str(rows)),))
+    yield Exchange(PLACEHOLDER.name, draft.inputs[0], True, group, (("rows", str(rows)),))
     for name, (dim, tail, _) in found.items():
         attributes = (("dim", str(dim)), ("tail", str(tail)))
-        yield Exchange(GATHER_COPY.name, name, True, attributes)
+        yield Exchange(GATHER_COPY.name, name, True, group, attributes)
 
 
 def _along(draft: Draft, name: str, tokens: str) -> tuple[int, int, int]:

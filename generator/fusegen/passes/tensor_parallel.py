@@ -1,30 +1,29 @@
 """What ranks exchange so that each may have a part of a module's weights.
 
-One dimension of the module, or one for each chain of GEMMs, is split over the ranks.  Steps are
-followed forwards and then backwards: what has the dimension is split, too, and what a GEMM or a sum
-leaves without it is a partial sum, as is what steps that are linear make of such.  Outputs and
-gradients that are partial sums are added up, each once, where they leave the ops.  A bias is part
-of each rank's sum, so each adds a share of it.
+One dimension of the module, or one for each chain of GEMMs, is split over the ranks, or the groups
+of its rows are.  Outputs and gradients of which a rank then has a partial sum (``parts.py``) are
+added up, each once, where they leave the ops.  A bias is part of each rank's sum, so each adds a
+share of it.
 
 Where tokens are split over ranks outside of the ops, inputs that ranks have in common are gathered
-when they come in, and what is added up is scattered.
+when they come in, and what is added up is scattered.  Gradients that are exchanged come before
+those that are not, so that these are computed meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..ir.naming import gradient
 from ..ir.segments import Exchange
-from ..ir.shapes import first_factor, symbols
-from ..ir.step import Access, Operand, Step
+from ..ir.shapes import Expr, first_factor, symbols
+from ..ir.step import Step
 from ..options.tensor_parallel import Parallel, Split
-from ..steps import definition, is_gemm, sums_rows
-from ..steps.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SHARE
-from ..steps.definition import Rule
-from ..steps.sizes import name_of
+from ..steps import definition, is_gemm
+from ..steps.collectives import ALL_GATHER, ALL_REDUCE, GATHER_NUMBERS, REDUCE_SCATTER, SHARE
 from .draft import Draft, NotPossible
+from .parts import Parts, PartsOfFeatures, PartsOfGroups
 
 _SUM = (("op", "sum"),)
 
@@ -40,26 +39,36 @@ def split_over_ranks(draft: Draft, said: Parallel) -> Draft:
         NotPossible: a step needs what a rank does not have; the message names it.
     """
     dimensions = _dimensions(draft, said.split)
-    walk = _Walk(draft, dimensions)
+    kind = PartsOfGroups if said.split is Split.GROUPS else PartsOfFeatures
+    parts = kind(draft, dimensions)
     for step in (*draft.forward, *draft.backward):
-        walk.follow(step)
-    exchanges = [Exchange(SHARE.name, name, entering=True) for name in walk.shared]
-    exchanges += _gathered(walk) if said.sequence else ()
-    exchanges += _added_up(walk, scattered=said.sequence)
-    return replace(draft, exchanges=tuple(exchanges), split=tuple(sorted(dimensions)))
+        parts.follow(step)
+    exchanges = [Exchange(SHARE.name, name, True, parts.group) for name in parts.shared]
+    exchanges += _gathered(parts) if said.sequence else ()
+    exchanges += _added_up(parts, scattered=said.sequence)
+    leaving = {each.buffer for each in exchanges if not each.entering}
+    return replace(
+        draft,
+        backward=_exchanged_first(draft, leaving),
+        exchanges=tuple(exchanges),
+        split=tuple(sorted(dimensions)),
+    )
 
 
 def _dimensions(draft: Draft, split: Split) -> frozenset[str]:
     """Names of the dimensions that ranks have parts of."""
     inputs = frozenset[str]().union(*(draft.buffers[n].shape.symbols() for n in draft.inputs))
     outputs = frozenset[str]().union(*(draft.buffers[n].shape.symbols() for n in draft.outputs))
+    gemms = [step for step in draft.forward if is_gemm(step)]
     if split is Split.OUTPUTS:
         first = draft.buffers[draft.inputs[0]].shape.symbols()
         found = symbols(draft.buffers[draft.outputs[0]].shape.flat[-1]) - first
     elif split is Split.INPUTS:
         found = symbols(draft.buffers[draft.inputs[0]].shape.flat[-1]) - outputs
+    elif split is Split.GROUPS:
+        sizes = (draft.buffers[name].shape for gemm in gemms if (name := gemm.input("groups")))
+        found = frozenset[str]().union(*(shape.symbols() for shape in sizes))
     else:
-        gemms = (step for step in draft.forward if is_gemm(step))
         read = (draft.buffers[gemm.input("a") or ""].shape.flat[-1] for gemm in gemms)
         found = frozenset[str]().union(*map(symbols, read)) - inputs - outputs
     if not found:
@@ -67,122 +76,61 @@ def _dimensions(draft: Draft, split: Split) -> frozenset[str]:
     return found
 
 
-@dataclass(slots=True)
-class _Walk:
-    """Steps that are followed.
-
-    Attributes:
-        draft: whose steps they are.
-        dimensions: that are split.
-        partial: what every rank has a partial sum of, in order.
-        shared: parameters that every rank adds to a partial sum.
+def _exchanged_first(draft: Draft, exchanged: set[str]) -> tuple[Step, ...]:
+    """The backward, in which steps that lead to what is exchanged come first, from the last GEMM on
+    that does: what stands before that needs no more memory where it stands.
     """
-
-    draft: Draft
-    dimensions: frozenset[str]
-    partial: dict[str, None] = field(default_factory=dict)
-    shared: dict[str, None] = field(default_factory=dict)
-
-    def is_split(self, name: str) -> bool:
-        """Whether a rank has a part of a buffer."""
-        return bool(self.draft.buffers[name].shape.symbols() & self.dimensions)
-
-    def follow(self, step: Step) -> None:
-        """Find out what a step gives.
-
-        Raises:
-            NotPossible: it needs what the rank does not have.
-        """
-        adds = self._added(step)
-        operands = [each for each in step.inputs if each is not adds]
-        partial = [each for each in operands if each.buffer in self.partial]
-        if partial:
-            self._follow_linear(step, partial)
-            return
-        split = [each for each in operands if self.is_split(each.buffer)]
-        whole = [name for name in step.writes if not self.is_split(name)]
-        if not split:
-            return
-        if not self._may_be_split(step, whole):
-            raise self._needs(step, split[0], "all of", "its part of")
-        self.partial |= dict.fromkeys(whole)
-        if adds and whole:
-            self._share(step, adds)
-
-    def _added(self, step: Step) -> Operand | None:
-        """What a GEMM adds to its product."""
-        return next((o for o in step.inputs if is_gemm(step) and o.slot == "add"), None)
-
-    def _share(self, step: Step, adds: Operand) -> None:
-        """What is added to a partial sum is one itself, or every rank's share of a parameter."""
-        if adds.buffer in self.partial:
-            return
-        if adds.buffer not in {each.buffer for each in self.draft.parameters}:
-            raise self._needs(step, adds, "a partial sum of", "all of")
-        self.shared[adds.buffer] = None
-
-    def _follow_linear(self, step: Step, partial: list[Operand]) -> None:
-        linear = definition(step.primitive).linear
-        filled = [each for each in step.inputs if each.slot in linear]
-        whole = next((each for each in filled if each.buffer not in self.partial), None)
-        if whole:
-            raise self._needs(step, whole, "a partial sum of", "all of")
-        if any(each.slot not in linear for each in partial) or self._reads_split(step):
-            raise self._needs(step, partial[0], "all of", "a partial sum of")
-        self.partial |= dict.fromkeys(step.writes)
-
-    def _reads_split(self, step: Step) -> bool:
-        return any(self.is_split(name) for name in step.reads)
-
-    def _may_be_split(self, step: Step, whole: list[str]) -> bool:
-        """Whether parts of operands give parts of results, and partial sums of others."""
-        kind = definition(step.primitive)
-        if is_gemm(step) or sums_rows(step):
-            return True  # sums over rows of parts are parts of the sums
-        if step.pointwise:
-            sums = {r.buffer for r in step.pointwise.results if r.access is Access.ROW}
-            return {*whole} <= sums
-        rule = kind.shapes.get(step.kind, {})
-        sums = {each.buffer for each in step.outputs if each.slot in kind.sums}
-        names = {*self._names(step, rule)}
-        return {*whole} <= sums and bool(rule) and names <= {*kind.independent}
-
-    def _names(self, step: Step, rule: Rule) -> Iterator[str]:
-        """What the rule of its kind calls the dimensions that are split."""
-        for each in (*step.inputs, *step.outputs):
-            shape = self.draft.buffers[each.buffer].shape
-            for axis, dim in enumerate(shape.flat):
-                if symbols(dim) & self.dimensions and each.slot in rule:
-                    yield name_of(rule[each.slot], shape, axis)
-
-    def _needs(self, step: Step, operand: Operand, needed: str, there: str) -> NotPossible:
-        label = f"{step.primitive} {step.kind}" if step.kind else step.primitive
-        return NotPossible(
-            f"{step.item + ': ' if step.item else ''}{label} reads {needed} {operand.buffer!r}, of"
-            f" which a rank has {there.removesuffix(' of')}"
-        )
+    leading = set[int]()
+    wanted = {*exchanged}
+    for place, step in reversed([*enumerate(draft.backward)]):
+        if not wanted.isdisjoint(step.writes):
+            leading.add(place)
+            wanted |= {*step.reads}
+    last = max((i for i in leading if is_gemm(draft.backward[i])), default=len(draft.backward))
+    kept, rest = draft.backward[:last], [*enumerate(draft.backward)][last:]
+    first = (step for place, step in rest if place in leading)
+    return *kept, *first, *(step for place, step in rest if place not in leading)
 
 
-def _gathered(walk: _Walk) -> Iterator[Exchange]:
+def _gathered(parts: Parts) -> Iterator[Exchange]:
     """What ranks have in common inside, and of tokens of their own outside.
 
     Raises:
         NotPossible: rows of an input are not side by side any more once they are gathered.
     """
-    draft = walk.draft
-    counted = _counted(draft)
+    draft = parts.draft
+    counted, numbers = _counted(draft), dict(_numbers(parts))
     for name in draft.inputs:
-        if walk.is_split(name):
+        if name in counted:
+            if parts.is_split(name):
+                yield Exchange(REDUCE_SCATTER.name, name, True, parts.group)
+            else:
+                yield Exchange(ALL_REDUCE.name, name, True, parts.group, _SUM)
+        elif parts.is_split(name):
             continue
-        if _has_tokens(draft, name):
-            yield Exchange(ALL_GATHER.name, name, entering=True)
-        elif name in counted:
-            yield Exchange(ALL_REDUCE.name, name, entering=True, attributes=_SUM)
-        else:
+        elif not _has_tokens(draft, name):
             raise NotPossible(f"{name!r} is not of tokens, which each rank has some of")
+        elif name in numbers:
+            yield Exchange(GATHER_NUMBERS.name, name, True, parts.group, sizes=numbers[name])
+        else:
+            yield Exchange(ALL_GATHER.name, name, True, parts.group)
     for name in draft.outputs:
-        if name in walk.partial and gradient(name) in draft.incoming:
-            yield Exchange(ALL_GATHER.name, gradient(name), entering=True)
+        if name in parts.partial and gradient(name) in draft.incoming:
+            yield Exchange(ALL_GATHER.name, gradient(name), True, parts.group)
+
+
+def _numbers(parts: Parts) -> Iterator[tuple[str, tuple[tuple[str, Expr], ...]]]:
+    """Inputs that have numbers of what ranks have some of each, with how many these are."""
+    (own,) = GATHER_NUMBERS.sizes
+    for step in parts.draft.forward:
+        kind = definition(step.primitive)
+        rule = kind.shapes.get(step.kind, {})
+        for slot, size in kind.indices.items():
+            for each in (*step.inputs, *step.outputs):
+                numbered = rule.get(each.slot) == kind.sizes[size]
+                if numbered and parts.is_split(each.buffer):
+                    count = parts.draft.buffers[each.buffer].shape.flat[0]
+                    yield step.input(slot) or "", ((own, count),)
 
 
 def _counted(draft: Draft) -> frozenset[str]:
@@ -194,28 +142,28 @@ def _counted(draft: Draft) -> frozenset[str]:
     )
 
 
-def _added_up(walk: _Walk, *, scattered: bool) -> Iterator[Exchange]:
+def _added_up(parts: Parts, *, scattered: bool) -> Iterator[Exchange]:
     """Outputs and gradients of which every rank has a partial sum.
 
     Args:
-        walk: through all steps.
+        parts: through all steps.
         scattered: whether ranks get their own tokens of what has tokens.
 
     Raises:
         NotPossible: ranks would have to get their tokens of what each has all of.
     """
-    draft = walk.draft
+    draft = parts.draft
     lent = dict(draft.main_grads).values()
     gradients = {name: leaf for leaf, name in draft.gradients}
     for name in (*draft.outputs, *gradients):
         own = scattered and _has_tokens(draft, name) and gradients.get(name, name) not in lent
-        if name not in walk.partial:
-            if own and not walk.is_split(name):
+        if name not in parts.partial:
+            if own and not parts.is_split(name):
                 raise NotPossible(f"every rank has all of {name!r}, not its own tokens of it")
         elif own:
-            yield Exchange(REDUCE_SCATTER.name, name, entering=False)
+            yield Exchange(REDUCE_SCATTER.name, name, False, parts.group)
         else:
-            yield Exchange(ALL_REDUCE.name, name, entering=False, attributes=_SUM)
+            yield Exchange(ALL_REDUCE.name, name, False, parts.group, _SUM)
 
 
 def token_symbols(draft: Draft) -> frozenset[str]:

@@ -41,6 +41,7 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         weight_gradients=any(map(_gives_weight_gradient, chain)),
         grouped_bias=any(map(_adds_bias_of_groups, chain)),
         grouped_weights=any(map(_reads_weights_of_groups, gemms)),
+        plain_weights=any(_reads_weight(op) and not _reads_weights_of_groups(op) for op in gemms),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
         activated_gemms=any(
             ops[before.op] in gemms and _is_activation(ops[item.op])

@@ -17,12 +17,14 @@ class CollectiveDef:
         suffix: of what it gives for the ops, behind the name of what their caller gives.
         attributes: names of its scalars, and the values that each may have; None for any number.
         moves_rows: whether there are others in its results.
+        sizes: names of a rank's sizes of dimensions.
     """
 
     name: str
     suffix: str
     attributes: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
     moves_rows: bool = False
+    sizes: tuple[str, ...] = ()
 
 
 ALL_REDUCE = CollectiveDef("all_reduce", "sum", (("op", ("max", "sum")),))
@@ -30,6 +32,10 @@ ALL_REDUCE = CollectiveDef("all_reduce", "sum", (("op", ("max", "sum")),))
 
 ALL_GATHER = CollectiveDef("all_gather", "all", moves_rows=True)
 """Every rank has the rows of all, in the order of ranks."""
+
+GATHER_NUMBERS = CollectiveDef("gather_numbers", "own", moves_rows=True, sizes=("own",))
+"""Every rank has the numbers of all, counted from its own first, where each has ``own`` of what is
+numbered."""
 
 GATHER_COPY = CollectiveDef("gather_copy", "all", (("dim", None), ("tail", None)))
 """Every rank has a copy, its codes or its scales, of the rows of all, which run along ``dim``; what
@@ -48,6 +54,7 @@ SHARE = CollectiveDef("share", "share")
 COLLECTIVES: tuple[CollectiveDef, ...] = (
     ALL_REDUCE,
     ALL_GATHER,
+    GATHER_NUMBERS,
     GATHER_COPY,
     PLACEHOLDER,
     REDUCE_SCATTER,

@@ -142,6 +142,8 @@ class StepDef:
             the same part of its operands alone, so that ranks may have shards of them.
         linear: operands in each of which its results are linear, all others being as they are: of
             partial sums it gives partial sums.
+        moves: the operand whose rows or elements it puts where other operands say; empty where it
+            moves none.  Of rows of some groups it gives tokens what these have for them.
         in_place: results that may lie in the memory of an operand, by slot: each element of that is
             read by nobody but who writes the same element, before it does.
         sums: results that are added up along those dimensions: of shards they are partial sums.
@@ -176,6 +178,7 @@ class StepDef:
     equal: Mapping[str, str] = field(default_factory=dict)
     independent: tuple[str, ...] = ()
     linear: tuple[str, ...] = ()
+    moves: str = ""
     in_place: Mapping[str, str] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None

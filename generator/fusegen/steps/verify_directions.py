@@ -105,7 +105,10 @@ class _Walk:
         yield from self._give({r.buffer: r.when or program.when for r in program.results})
 
     def _start(self, start: Start, later: set[str]) -> Iterator[tuple[str, str]]:
-        allowed = dict(collective(start.kind).attributes)
+        kind = collective(start.kind)
+        allowed = dict(kind.attributes)
+        if tuple(name for name, _ in start.sizes) != kind.sizes:
+            yield start.future, f"is started with other sizes than {start.kind} has"
         for name, value in start.attributes:
             values = allowed.pop(name, ())
             if not (value.isdecimal() if values is None else value in values):

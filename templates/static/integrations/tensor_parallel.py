@@ -6,8 +6,8 @@
     layer.load_state_dict(tensor_parallel.read(layer, state, prefix))
     state |= tensor_parallel.write(layer, prefix)
 
-A whole layer is the module without an option for tensor parallelism, in this bundle's own layout;
-`checkpoints` gives that of other libraries'.  Values are only moved.
+A whole layer is the module without an option for tensor or expert parallelism, in this bundle's own
+layout; `checkpoints` gives that of other libraries'.  Values are only moved.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def read(layer: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dic
     What a recipe keeps between steps is the layer's own: it goes on, or starts anew in a new layer.
 
     Args:
-        layer: a tensor parallel module of this bundle; its parameters may be on ``meta``.
+        layer: a tensor or expert parallel module of this bundle; its parameters may be on ``meta``.
         state: has every parameter of the whole layer under the prefix.
         prefix: of the keys, with its last dot.
 
     Raises:
-        TypeError: the layer is no tensor parallel module of this bundle.
+        TypeError: the layer is no such module of this bundle.
         RuntimeError: a key is missing, or ranks cannot have equal parts; the message says which.
     """
     split, ranks = _split(layer), _ranks(layer)
@@ -79,12 +79,12 @@ def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
 
     Parameters of one group each, `weight0` and so on, have all dimensions but that of groups.
     """
-    cell = type(layer).__module__.rpartition(".")[2]
+    cell = _cell(layer)
     split = PARAMETERS[cell].split if cell in PARAMETERS else ()
     if not split:
         raise TypeError(
             f"tensor_parallel: {type(layer).__name__} of {cell}: expected a module of this bundle "
-            "with an option for tensor parallelism"
+            "of whose weights each rank has a part"
         )
     found = {path: (axis, halves) for path, axis, halves in split}
     names = {name for name, _ in layer.named_parameters()}
@@ -96,9 +96,13 @@ def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _cell(layer: nn.Module) -> str:
+    return type(layer).__module__.rpartition(".")[2]
+
+
 def _ranks(layer: nn.Module) -> Any:
-    group: Any = layer
-    return _collectives.Place(type(layer).__name__, "", "tensor_group", group.tensor_group).ranks
+    keyword = PARAMETERS[_cell(layer)].group
+    return _collectives.Place(type(layer).__name__, "", keyword, getattr(layer, keyword)).ranks
 
 
 def _part(key: str, value: Tensor, axis: int, halves: int, ranks: Any) -> Tensor:

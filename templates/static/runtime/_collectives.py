@@ -64,6 +64,7 @@ class Pending(NamedTuple):
         here: the results where nothing was sent.
         arriving: gives what copy engines bring, in the place of `value`.
         lies: how parts of ranks lie that are side by side in the result; None where these are rows.
+        first: of what the result numbers, the one that this rank counts from.
     """
 
     place: Place
@@ -72,6 +73,7 @@ class Pending(NamedTuple):
     here: tuple[Tensor | None, ...] = ()
     arriving: Callable[[], Tensor] | None = None
     lies: Lies | None = None
+    first: int = 0
 
 
 def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: str) -> Pending:
@@ -125,6 +127,25 @@ def _start_to_gather(place: Place, source: Tensor) -> Pending:
             source, ranks.size(), ranks.group_name
         )
     return Pending(place, every)
+
+
+def start_gather_numbers(
+    place: Place, sources: tuple[Tensor | None], *, own: int, dims: int = 1
+) -> Pending:
+    """Start to gather rows of numbers of all ranks, which each then counts from its own first.
+
+    Args:
+        place: where.
+        sources: one, of the same shape on all ranks: numbers of what each rank has as many of, the
+            first rank's first.  Below 0, and from ``own`` on, they are then of no rank or another.
+        own: how many each rank has.
+        dims: as of `start_all_gather`.
+
+    Raises:
+        RuntimeError: as `start_all_gather`.
+    """
+    pending = start_all_gather(place, sources, dims=dims)
+    return pending._replace(first=own * place.ranks.rank())
 
 
 def start_gather_copy(
@@ -353,6 +374,8 @@ def wait(pending: Pending) -> tuple[Any, ...]:
         given = functional.wait_tensor(sent) if arriving is None else arriving()
     if pending.lies:
         return (pending.lies.joined(given),)
+    if pending.first:
+        return (given - pending.first,)
     if not pending.shapes:
         return (given,)
     sizes = [shape.numel() for shape in pending.shapes if shape is not None]

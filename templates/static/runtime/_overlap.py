@@ -392,8 +392,8 @@ def _add_up(exchange: Exchange, own: Tensor) -> Tensor:
 
 def _sum(terms: list[Tensor]) -> Tensor:
     first, second, *others = terms
-    if not others:
-        return first + second
+    if not (others and first.is_floating_point()):
+        return sum(others, first + second)
     total = first.float() + second.float()
     for each in others:
         total += each

@@ -13,7 +13,7 @@ from ...ir.names import mark
 from ...ir.naming import QUANTIZE_INPUT
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument
-from ...ir.segments import TENSOR_GROUP, Group
+from ...ir.segments import OF_PARTS, TENSOR_GROUP, Group
 from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
 from ...ir.step import AttributeRef
 from ...ir.words import Init
@@ -403,7 +403,7 @@ def cell_context(plan: ModulePlan, description: tuple[str, ...]) -> CellContext:
         keyword_only=bool(called or plan.attributes or main_grads or plan.wgrad or called_groups),
         main_grads=main_grads,
         process_groups=tuple(
-            GroupText(each.name, each.summary, each == TENSOR_GROUP) for each in plan.process_groups
+            GroupText(each.name, each.summary, each in OF_PARTS) for each in plan.process_groups
         ),
         called_groups=called_groups,
         take_outputs=", ".join((*plan.results, *rest)) + " =",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...ir.plan import ModulePlan
+from ...ir.segments import OF_PARTS
 from ...ir.shapes import factors_of, symbols
 from ...ir.step import HALVES, INTERLEAVE, Step
 from ...steps import is_gemm
@@ -22,6 +23,7 @@ class LayoutText:
         block: rows of gate and up alternate in blocks of so many; 0 where gate is all before up.
         split: of those that a rank has a part of: path, dimension, and how many halves of it lie
             one behind the other; empty where there are none.
+        group: attribute of the module that has the ranks with these parts; empty where none have.
     """
 
     cell: str
@@ -29,6 +31,7 @@ class LayoutText:
     gated: str
     block: int
     split: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ def _layout(plan: ModulePlan) -> LayoutText:
         gated=repr(tuple(p.path for p in plan.parameters if p.buffer in gated)),
         block=INTERLEAVE if alternate else 0,
         split=repr(split) if split else "",
+        group=next((each.name for each in plan.process_groups if each in OF_PARTS), ""),
     )
 
 

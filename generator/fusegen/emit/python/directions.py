@@ -9,7 +9,7 @@ from itertools import groupby
 from ...ir.plan import ModulePlan
 from ...ir.program import Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
-from ...ir.shapes import Sym, substitute, symbols, to_python
+from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
 from ...steps.collectives import ALL_GATHER, REDUCE_SCATTER, CollectiveDef, collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, bind_lines, return_annotation, tensor_text
@@ -187,6 +187,10 @@ class _Printer:
                 sources = [self._value(name, conditions) for name in segment.operands]
                 words = [self._place(segment), _tuple(sources)]
                 words += (f"{key}={_scalar(value)}" for key, value in segment.attributes)
+                words += (
+                    f"{key}={self._size(self.direction.programs[0], size)}"
+                    for key, size in segment.sizes
+                )
                 words += self._dimensions(segment)
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
@@ -217,10 +221,13 @@ class _Printer:
 
     def _width(self, op: Program, result: str) -> str:
         """Columns of what an op gives, as its arguments tell them."""
-        width = self.plan.buffer(result).shape.dims[-1]
-        bound = (line.split(" = ", 1) for line in bind_lines(op, symbols(width)))
+        return f"width={self._size(op, self.plan.buffer(result).shape.dims[-1])}"
+
+    def _size(self, op: Program, size: Expr) -> str:
+        """A size, as arguments of an op tell it."""
+        bound = (line.split(" = ", 1) for line in bind_lines(op, symbols(size)))
         sources = {name: Sym(f"({text})" if " " in text else text) for name, text in bound}
-        return f"width={to_python(substitute(width, sources))}"
+        return to_python(substitute(size, sources))
 
     def _dimensions(self, start: Start) -> Iterator[str]:
         """How many dimensions a tensor has at least whose first is that of rows."""

@@ -124,6 +124,7 @@ def spreads_over_ranks(plan: ModulePlan) -> bool:
         plan.inputs == ("x", "probs", "ids", "counts")
         and counts is not None
         and all(experts == counts.shape.dims[0] for experts in stacks)
+        and not {*plan.split} & counts.shape.symbols()
     )
 
 
