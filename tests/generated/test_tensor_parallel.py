@@ -46,6 +46,7 @@ class Case:
     bias: bool = True
     compiled: bool = False
     quantized: bool = False
+    capacity: int = 0
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -55,7 +56,8 @@ class Case:
         return ("quantized_input", word) if self.quantized else (word,)
 
     def __str__(self) -> str:
-        words = (self.module, self.recipe, *self.options, "compiled" if self.compiled else "eager")
+        words = [self.module, self.recipe, *self.options, "compiled" if self.compiled else "eager"]
+        words += [f"capacity {self.capacity}"] if self.capacity else []
         return "-".join(words)
 
 
@@ -70,6 +72,7 @@ CASES += [
     Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
 ]
 CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
+CASES += [Case("expert", "moe_layer", sequence=True, capacity=70)]  # of about 100 rows an expert
 CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantized=True)]
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False, quantized=True, compiled=compiled)
@@ -100,7 +103,7 @@ def run(layer, call, x, dy, inputs):
     found |= {f"d{key}": p.grad for key, p in layer.named_parameters()}
     return {key: value.cpu() for key, value in found.items()}
 
-def find(name, recipe, split, words, sequence, bias, compiled):
+def find(name, recipe, split, words, sequence, bias, compiled, capacity):
     seed = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -139,7 +142,8 @@ def find(name, recipe, split, words, sequence, bias, compiled):
         (kind,) = (each for each in vars(module).values() if isinstance(each, type)
                    and issubclass(each, torch.nn.Module) and each.__module__ == module.__name__
                    and not each.__name__.startswith("_"))
-        return kind(*sizes, bias=bias, device=device)
+        more = {"plan_capacity": capacity} if capacity else {}
+        return kind(*sizes, bias=bias, device=device, **more)
 
     plain = f"{name}__{recipe}"
     whole, alone = build(plain, wide), build(plain, own)
@@ -334,7 +338,8 @@ def generate(arch: str, out: Path, cases: Sequence[Case] = CASES) -> Path:
 def run_cases(place: Place, folder: Path, cases: Sequence[Case] = CASES) -> dict[Case, Found]:
     """What each rank found, of all cases in two processes."""
     words = [
-        (c.module, c.recipe, c.split, c.options, c.sequence, c.bias, c.compiled) for c in cases
+        (c.module, c.recipe, c.split, c.options, c.sequence, c.bias, c.compiled, c.capacity)
+        for c in cases
     ]
     run_ranks(RANK, folder, place, json.dumps(words), ranks=RANKS)
     found = (torch.load(folder / f"{rank}.pt") for rank in range(RANKS))
