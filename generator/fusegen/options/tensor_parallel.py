@@ -42,6 +42,9 @@ class Parallel:
     sequence: bool
 
 
+_MORE_AROUND = "ops before its GEMMs, or behind them, do more than to move rows and to add them up"
+
+
 def _column(facts: ModuleFacts) -> str | None:
     if not facts.first_of_gemms:
         return "what comes in is not read by a GEMM alone"
@@ -67,7 +70,7 @@ def _chained(facts: ModuleFacts) -> str | None:
     if not facts.chained_gemms:
         return "none of its GEMMs feeds another"
     if not facts.adds_around_gemms:
-        return "ops before its GEMMs, or behind them, do more than to move rows and to add them up"
+        return _MORE_AROUND
     return None
 
 
@@ -79,7 +82,7 @@ def _experts(facts: ModuleFacts) -> str | None:
     if facts.plain_weights:
         return "a GEMM of all tokens has a weight: run that in a module beside the experts"
     if not facts.adds_around_gemms:
-        return "ops before its GEMMs, or behind them, do more than to move rows and to add them up"
+        return _MORE_AROUND
     return None
 
 
@@ -109,14 +112,12 @@ _WORDS = {
     Split.BETWEEN: ("tensor", _BETWEEN, _chained),
 }
 
-EXPERT_PARALLEL = "expert_parallel"
-
 PARALLEL = {
     f"{word}{'_sequence' if sequence else ''}_parallel": Parallel(split, sequence)
     for sequence in (False, True)
     for split, (word, _, _) in _WORDS.items()
 }
-PARALLEL[EXPERT_PARALLEL] = Parallel(Split.GROUPS, sequence=True)
+PARALLEL["expert_parallel"] = Parallel(Split.GROUPS, sequence=True)
 """What each word says."""
 
 

@@ -57,14 +57,18 @@ class Parts:
 
     def _follow_linear(self, step: Step, partial: list[Operand]) -> None:
         """A step that reads partial sums gives such."""
-        linear = definition(step.primitive).linear
-        filled = [each for each in step.inputs if each.slot in linear]
-        whole = next((each for each in filled if each.buffer not in self.partial), None)
-        if whole:
-            raise self._needs(step, whole, "a partial sum of", "all of")
+        linear = {*definition(step.primitive).linear}
+        self._refuse_whole(step, linear)
         if any(each.slot not in linear for each in partial) or self._reads_split(step):
             raise self._needs(step, partial[0], "all of", "a partial sum of")
         self.partial |= dict.fromkeys(step.writes)
+
+    def _refuse_whole(self, step: Step, slots: set[str]) -> None:
+        """Operands in these slots are partial sums."""
+        filled = (each for each in step.inputs if each.slot in slots)
+        whole = next((each for each in filled if each.buffer not in self.partial), None)
+        if whole:
+            raise self._needs(step, whole, "a partial sum of", "all of")
 
     def _needs(self, step: Step, operand: Operand, needed: str, there: str) -> NotPossible:
         label = f"{step.primitive} {step.kind}" if step.kind else step.primitive
@@ -154,7 +158,8 @@ class PartsOfGroups(Parts):
             return
         moved = definition(step.primitive).moves
         if moved and step.input(moved) in self.rows:
-            self._move_back(step, moved)
+            self._refuse_whole(step, {*definition(step.primitive).linear} - {moved})
+            self.partial |= dict.fromkeys(step.writes)
         elif partial:
             raise self._needs(step, partial[0], "all of", "a partial sum of")
         elif not self._keeps_rows(step):
@@ -162,14 +167,6 @@ class PartsOfGroups(Parts):
             raise self._needs(step, next(iter((*own, *split))), "all of", "those of its own groups")
         else:
             self.rows |= {name for name in step.writes if not self.is_split(name)}
-
-    def _move_back(self, step: Step, moved: str) -> None:
-        linear = {*definition(step.primitive).linear} - {moved}
-        added = (each for each in step.inputs if each.slot in linear)
-        whole = next((each for each in added if each.buffer not in self.partial), None)
-        if whole:
-            raise self._needs(step, whole, "a partial sum of", "all of")
-        self.partial |= dict.fromkeys(step.writes)
 
     def _keeps_rows(self, step: Step) -> bool:
         """Whether a step gives rows, or sums over those of each group."""
