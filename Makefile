@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Whose GEMMs and layouts tests compare with; its dependencies would bring a second CUDA toolkit.
 CUTLASS := nvidia-cutlass==4.2.0.0
 HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
@@ -113,7 +114,6 @@ $(VENV)/bin/python:
 $(VENV)/demo.stamp: $(VENV)/bin/python $(INPUTS)
 	$(PIP) -c constraints.txt -e '.[torch]'
 ifneq ($(HAVE_GPU),)
-	$(PIP) --no-deps $(CUTLASS)
 ifeq ($(HAVE_NVCC),)
 	$(PIP) -e '.[cuda]'
 endif

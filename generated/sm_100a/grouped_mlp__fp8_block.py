@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7edcf72c52dda38f
+# checksum sha256:ff89898e6cb66290
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "5526a68b9e68de10e0feb488beeaee7a615db424eb973dbf13d7f50db02bce99"
+DIGEST = "f9a646652710c7c15cdba0c76a5b677599966dccd5525da9cb35884bc3667efb"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:747b3b325d87bddc
+# checksum sha256:ec0d004179d9cf3a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "d367da8ec66099a8da0e0cf3f00b4c7b5637792aa1e2739bbe02c4379400212f"
+DIGEST = "9637494725aeffba1397b1bb0b927e9ac08392853da62b5b0ce4bd66fc75abf8"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

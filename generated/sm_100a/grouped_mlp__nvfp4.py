@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3c2d0a1d0068e2e5
+# checksum sha256:10290a9380196d02
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "d3eed216703ef322938adb166e6c247761f4d973c50c7bdc21705639db9b806b"
+DIGEST = "ac90d40c951b3aa40cb06cd383fadefc11d51256cdc709cdd2c28afa5cdb1e4a"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:f75227652f88dcbf
+# checksum sha256:55be71fa36995255
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "8569467ba54dc29b3a0d4233a670efa876497a7605654946b9c4f52769a64920"
+DIGEST = "6dbc290ba77636f90eba2c7f7db2d53ff70ccb527f8f385b3251b56e08ca2a17"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d8fe6fb14dc77502
+# checksum sha256:2df53c4a991b95cd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "268e6138ae9e1d4c2fff8dd545457f02d37d7e7ad61748a3ac71b9cef6fc05e5"
+DIGEST = "05fb0e67939e0d094c52e139fd0737fec40e6ee54d4bff7f6318adf73597922c"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

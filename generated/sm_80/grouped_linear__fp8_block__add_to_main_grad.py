@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2dbc773e42fb4dce
+# checksum sha256:5a3971479027111b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "75c7239c767943f9dcb8d84422a8a693f04362f4d6f6a63f64dabebf8bae0f4c"
+DIGEST = "abb8de4d3c20ffa8cb77c3acd8f52d8ff5a62d09beb0540e61e74b2cdc4851ec"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

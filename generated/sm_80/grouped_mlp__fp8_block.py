@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:66452bfa4d201491
+# checksum sha256:5d03bca1eef5cd00
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "e21e1021198af25b3104e2120d4c16df4e2f81c931cb1e18dbb74d138ff468f4"
+DIGEST = "cbb2b224f3b98a78c8250cf0b6e56a4624e6025fc6e358badb9e8963021d77f3"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

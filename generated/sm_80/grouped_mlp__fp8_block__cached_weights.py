@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:cd0fdb4ebd36fa02
+# checksum sha256:061e4726ceadad90
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "8f9e431f703f364fc3c1f951a25b64835feada4669c58c3b1db90c2cf32c92b2"
+DIGEST = "e09d31ac1cca248027beab096a490cc12950cba09e3e69b368f147f47622190d"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

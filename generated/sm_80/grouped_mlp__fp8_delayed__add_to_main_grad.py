@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e7509692ea22b4a8
+# checksum sha256:82e43712a99d3112
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "ee3ed79c501e61d5f7fae1b322c40cd0207a8027d4ab21747b0d3bbd9eba9417"
+DIGEST = "a0107958babad4fdcd8f75ff7461a602ca2fd2caef44c6bc49ffb9b6d5a4cd14"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

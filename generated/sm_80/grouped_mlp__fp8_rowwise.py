@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36e902088327f8cf
+# checksum sha256:dba95153aef39eeb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "6a4f82109aab67d5bcd65fdc44563d0ec9e5582eed4c9e7a1fe6d66b6bd1611c"
+DIGEST = "7a6799242b09aa7eafee9e649c29d6e3e8683f20ec14656b9a794382ca5162c5"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

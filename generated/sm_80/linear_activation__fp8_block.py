@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:64190825f36a6b6a
+# checksum sha256:7e5ddbe6ed31c01a
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "6c8ca68eefc1931a4dce42a6e08928e945c7659c4930cfaa80b1595ce577cc9d"
+DIGEST = "c37fba68df7053fd9ff086160d4703c0898c670d2703e5a998a3dd9888f53892"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7fb4f5a7fbab5c5f
+# checksum sha256:4d4f260f2af75a56
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "be19bc4619a793b965a5ea1154a4903dfeb36febc4b8b6e4bb4ed18bfe4d7e6a"
+DIGEST = "27f57820dae3d1258c95b1e4ff6d2f119ca8f7ff6210b478d09a232c890b6697"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

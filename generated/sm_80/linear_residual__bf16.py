@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5cdc1fae6b1ff172
+# checksum sha256:f43027a54efe74af
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "ef32a48846bff7c1f3baad43645dbcfb0723ba82c01a57c729f3a64c5af99309"
+DIGEST = "a2bae97b60278dd97c818943c048279209abd7c8de4d7dcc8216a9ddfeefce29"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3f32f8a9dbc2cf14
+# checksum sha256:d33e32a5d2381f13
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "71a6d8e93dd174d55f82d96ac174efc1c394caf98710bd69f6345f8275f0e841"
+DIGEST = "644f383fe3f2d156e4a31d85c23c141a708becacd9001740763c25cfd3a733a4"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

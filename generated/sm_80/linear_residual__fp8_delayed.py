@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1cde529128dc482f
+# checksum sha256:b43c01a49ff30dd5
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "e5b359b37b11d1d0ef1fb0910029bc218229ce0ef987e750a8fd2ff11d2ef43b"
+DIGEST = "f178a08b55fe75b7a9d8d8d5fe557cfa1e5431586b1ffadfad217562f77314ba"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:21a36d34e479f89f
+# checksum sha256:02de5073ebe1b9db
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "b1f1f73ff792bfefef0b9553df1ed891cd2121d54ae736ba7dc89bd9af6d766c"
+DIGEST = "c3702fea33dab02c90671267caebe0fd0c4e47c9f1dcd995b28c92ce0a3de750"
 _library.join("mlp__fp8_block", DIGEST)
 
 

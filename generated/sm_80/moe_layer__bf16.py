@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bc056ba2f2b65a65
+# checksum sha256:892d89b3f16b031a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "68e370f917af395c095ab36d774ee316b54642797d7a0600aa241eb2cbef04e5"
+DIGEST = "419b0eeefcf1c5b884c50ec18fa2e1b930e6035020152432563ed75b04a20993"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4c2d3496cda94695
+# checksum sha256:97544d38f3c8b1ff
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "e2078c91b786c5e4597d7c743d0136af8279535f71c101c547671d11319f4600"
+DIGEST = "5af60327e452a6696322a3a3be5ea96d1d865f835594e0cf9794dcdc31ca8d62"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

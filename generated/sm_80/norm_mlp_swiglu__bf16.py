@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:42fc2731c2a74400
+# checksum sha256:0d7765019308c8c3
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "b077d72549ee71b9b0b6162869cfda6ab46b5a59939f2b0ff959f3b0152a8d67"
+DIGEST = "30d613ce59844da8e928957533eab7527100c92fba2ed23028f91f10fcca4513"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:34f5b59b8b2388e5
+# checksum sha256:40a8acf6ac8f9966
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "a607d7c5d65ee2272d876983c32fbcba2a9fa6b961c16a9f4618d7fe87b16c46"
+DIGEST = "2165171888b5176d5235698e758ca9d238e8e4a303fa9485332dc3b6472a54b1"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3924a75fb8c7d986
+# checksum sha256:01dce3902e8752d8
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "0eb39d647fd33b5501d9f45175b24f38e4afd7e402a528ae083cffe4c65ebf0b"
+DIGEST = "dfcc565c020e9e685d98829c6bb0ac62357b640b02a3fccd07571488d96e08ac"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

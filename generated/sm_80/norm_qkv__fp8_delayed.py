@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:111d680d18f55efb
+# checksum sha256:b8d2dffa4125c673
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "c6ed547aa5670854a7d2f698e57bc534b4838612faa13e81dfab95c9a9f4a5f6"
+DIGEST = "a5a9160ff845c82d5e9f47e7e2cdbb04d933ac1359d3eec8a4c005ff51129c24"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_89.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:e79cfe82e9b7eb86
+# checksum sha256:bf59442e30fc791a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_89, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "79d78224e2b6c6010777dc4a3372282cf2ccf88fb984e121956e0e2108151d18"
+DIGEST = "ebfe99b9cd974969cc4d52293aef39099de5ce1d912be92a49ff90d21312d04f"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

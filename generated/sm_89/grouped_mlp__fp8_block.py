@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4bb9ee7eaac42712
+# checksum sha256:be80f3d170bed10f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "1636fdb7e882e3b65e207cf1e14ad34a7ecb578ae44ad77a993013972dcfbfe9"
+DIGEST = "395ba04ab24417cc0cc6803e9c1d2a800cf6d8c0f15dc0c26baa580b39aa620b"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b0e59bd3c4168889
+# checksum sha256:cf81f913dbfe9b71
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "969467890ae7cc7bf6b3272ebe2840c1719dc49c800a2a2c02c80864d289602d"
+DIGEST = "0f473a96b66a2152d4629791ef9a4cb9ada5e0377a18a1f6c9ac0564238809f7"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ef5876105d3257a2
+# checksum sha256:19765fee7581fb45
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "73574a21c767a067fa1250dec1872d1bfe537793af92ce871aaf7dd878a4995e"
+DIGEST = "577bcc410b88d7dbe8c4443c4c0085da2cfb33ce6f7ac436aa4e043d19b4cb55"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

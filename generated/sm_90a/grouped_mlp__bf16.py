@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:cc826c39281e4512
+# checksum sha256:2f3f94e1aa3dba6b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "bb7422b8fca167c16e3f6e2ae7a84e0965d2ada9fde814ced99d5daf77ec05e0"
+DIGEST = "72e97c4dc640c4e0c3dbe14c01734a72badc86ce776167cd9730c6a5a9f7ce6d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

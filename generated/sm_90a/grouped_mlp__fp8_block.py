@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9ac207de00e502cc
+# checksum sha256:0678f63e22660472
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "dd2550075c0db2308b8a1d14483a11ed3222d56ef0520c83a1a378bac06e7532"
+DIGEST = "b490fcb7c0fd05ec37169c7e33c551e6c4749463c304191d1aa2b7d7200f8b76"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

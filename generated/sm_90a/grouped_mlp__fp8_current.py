@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:1789c4718fdd5a7d
+# checksum sha256:4cee1dd9e2afba3a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "9fafac9c56aecac69729333436a4cb4a906fbfa7dbdc4e55dece0927b5234f9d"
+DIGEST = "786940e21cc59d7d08d44512f5cf54f4bcaa4634cee68f91dfa5a1a8cdf4cbda"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

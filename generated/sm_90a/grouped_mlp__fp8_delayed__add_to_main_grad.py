@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ef4dde2dd4e2ca55
+# checksum sha256:818bdcf34127839c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "9df1e5002e4332015968caa2303771f874fc35ca43b2c391306e41e38fbe5a08"
+DIGEST = "f8d2228b584efd95f5064db9cacd7d227ccaf18deef2f244ddc10e354b138928"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

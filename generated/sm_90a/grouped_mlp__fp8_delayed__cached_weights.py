@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a9562d0a2615cc8e
+# checksum sha256:f495c9ec2a0f989f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "06ae0032840e643a41e6f2681c0dbfaa445ce8a26b0e47a454bc0a952af689cd"
+DIGEST = "9d01871b94fe2d4c08883a73c9db9bd44c0db88b02208f40e3b5739099cd47c7"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:68f3b0ee41dd120c
+# checksum sha256:7fe5eb8c402aa0e3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "9e028d1f7be525a8e8be9fd0c549105c3387c64765bb38fb03cdc1bd8c78421f"
+DIGEST = "5984f1a8c804fd41b156b2e39c27e67e4ae0098968b1ffe88d90766938f0ad67"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

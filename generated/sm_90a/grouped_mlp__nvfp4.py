@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ee76c4ee8407d479
+# checksum sha256:0bb173d6bbdaaa5b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "e8a04c753ee68274568b040db953695e5ee24480a2a855a773dd9f81941049c9"
+DIGEST = "c87ff5c1c5e264f29c516dee0fcb15aeaf18656d188f56d4e81e0e69ff5400eb"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

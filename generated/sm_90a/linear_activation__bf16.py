@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:15ab9b2207ffef06
+# checksum sha256:d75b6bd9af36250a
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "f201ee00bb48c84b7e0a146902f0ba9fdbdda6a83be4da2fc8968fdeb829bbd9"
+DIGEST = "8be587e65c8d7d038bcac32f6baacb90e4e4310934b97cdf79dced2d69547653"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ecbdd7674c5e39e2
+# checksum sha256:9244665f9394d5f4
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "89dd0eaecc069546e359b8a40acded4483046dc1bf63c380af7e7cdc36a2cc00"
+DIGEST = "82d609af5fcc5567761e96302743af6ec3783e601c468ddbb5a8da275cd9ed4e"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

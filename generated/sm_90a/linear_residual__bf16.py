@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:c1e98c118f13a091
+# checksum sha256:baf388c3ba3d59c7
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "c600e18d59a412f2d5a98fc13c70b2a6ac371aa8ab2253a5d9ebfc5c02ac3c2d"
+DIGEST = "760b6dcbe0dae1ea44ea2eb56c650b63b55602c2ef0f07feea87a535e1076ec5"
 _library.join("linear_residual__bf16", DIGEST)
 
 

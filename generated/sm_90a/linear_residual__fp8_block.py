@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:139f6ddf9456ddbe
+# checksum sha256:ddc8ffbd16682c32
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "ca83f1debf32dc47c422205921bea67cd93b8e4fe320317591cd545b62dc2c99"
+DIGEST = "55dd5206ff6e8aea9a436e09dcfb52380752b4a9ce9d001acfdcfc727ee447a9"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

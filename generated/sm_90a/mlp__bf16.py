@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3ac5fa899160d48a
+# checksum sha256:9702a0187c89012e
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "d5b663fab953166daf837c8b08786bcee7d4c4ddd09fb29266ca8c71baf0d0da"
+DIGEST = "90c48d86eb597da6faa6382947b0ede659875b554dfc47ad3aa0cbd7b70215ea"
 _library.join("mlp__bf16", DIGEST)
 
 

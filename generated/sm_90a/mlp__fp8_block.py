@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9dcdc7e41e67c10b
+# checksum sha256:4d34bc2baf8c9d5a
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "1e0c4db7ba6e19b2e605189a2b355e1a75ab228700dabfc2dbfb3e67cb282b49"
+DIGEST = "44a61ab17cdf2ec227e88c14d9e4c64a29ee12e0f380dd5689584629f3af5344"
 _library.join("mlp__fp8_block", DIGEST)
 
 

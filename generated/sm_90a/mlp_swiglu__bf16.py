@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b667eb4fd94af296
+# checksum sha256:a8716d7991cfd090
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "181f6a22f3fcc50bcf255b6d13e18daf3fa30d0376800ebb25f7e6f61a6dab57"
+DIGEST = "a0abf5b5949cb1c58fda0c29e25dcc076ef0fbf0835e2c59373f13987e311f9b"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:571299924f54098d
+# checksum sha256:d89eb718885c966a
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "edb53e2f627b7da51431b9169964d57c8f80e043ccd1c0f808129c57274b0e67"
+DIGEST = "a69c9fc8354af22c77205e21b93b11770cb85eb6a3c29a5b39eade0663fb5c43"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

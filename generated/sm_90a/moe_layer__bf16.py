@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:72c2b80f7db32bce
+# checksum sha256:82a5e6ba94829cb6
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "3445f14f8dff7c5e637f1fa250a46170b5c0d346f86fa1fcfec824e37522853b"
+DIGEST = "c3d0f02e219eab2224236fa1c9c486e9cceeef9dbae74f868ccc20ea295f7082"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9a0cdcaf6d358460
+# checksum sha256:02ceb3fac26f0678
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "1bc959666f251947cd16145cff594044dccdccf0fdd6e0516cea4663bf463d92"
+DIGEST = "bdcb5e952280507822694d6604f697cc0eb013c9503e395515d06a533110e464"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36a8cfbf4d079464
+# checksum sha256:29d750e5d6a78af8
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "752f90e7ba6e9b085f0c810c1ebcf1efa3c8f3a268b09213940f3e9dc3870400"
+DIGEST = "edfe1ea0f30279f590ad90e3bb2dbb62f59880aea7b428997e16bb65879b94aa"
 _library.join("moe_permute__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:359c49c0601e4c5e
+# checksum sha256:4a59ee9b653abb74
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "c93d7bf3a6b9be30c12804b9a1886044ccfa7efd875a203e6b9a0c9c1032b0f3"
+DIGEST = "86c8d2e0d1cb2ce3e594fd3e5274567ebb4504373771903a03e358f9577adf93"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

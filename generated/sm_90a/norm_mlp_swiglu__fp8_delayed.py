@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b724b1a57f29b616
+# checksum sha256:3d518a7fad007bf1
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "01d4eab9406596c6ee2dad6bbf5fa3709e6299730613107e4b563b7a4379bd0f"
+DIGEST = "7eae54def3328666dd5f4f91eefd4dacb15bb6516359f00a89b29fc1464b14c6"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

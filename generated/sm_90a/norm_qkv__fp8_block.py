@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4c204fa1a7e35b17
+# checksum sha256:2e43b47624af2584
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "d81e0cdfeebe1cb99efe424ecd41e56067bdffb5134b18b548dcaeb695545b95"
+DIGEST = "ed0d4bd97705535622f76a809b608e147c489c2249fdab6b24433d2e7462ba62"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -214,8 +214,8 @@ FAULTS = (
     # Stages are given away while their multiplications still read them.
     Fault(
         "mainloop/running_sums.sm90.cuh",
-        "cute::warpgroup_wait<1>();",
-        "cute::warpgroup_wait<8>();",
+        "wait_for_mmas<1>();",
+        "wait_for_mmas<8>();",
         PLAIN_FPROP.name,
         ", not ",
     ),
@@ -230,7 +230,7 @@ FAULTS = (
     # Old values come into a buffer before what was stored from it has been read.
     Fault(
         "sink/loaded.sm90.cuh",
-        "cute::tma_store_wait<Buffers == 1 ? 0 : 1>();",
+        "wait_for_stores<Buffers == 1 ? 0 : 1>();",
         "",
         BROKEN_ADD.name,
         ", not ",

@@ -132,7 +132,7 @@ def compiled(
     tools = find_toolchain()
     source = folder / "configs.cu"
     source.write_text(text_of(kernels, configs), encoding="utf-8")
-    includes = [f"-I{CSRC}", f"-I{tools.cutlass_include}"]
+    includes = [f"-I{CSRC}"]
     arch = "-arch=compute_{}{}".format(*kernels.capability)
     flags = ["-std=c++17", "--expt-relaxed-constexpr", arch, "-ptx"]
     command = [str(tools.nvcc), *flags, *includes, str(source), "-o", str(source.with_suffix(".p"))]

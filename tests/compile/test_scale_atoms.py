@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from unit.gpu_files import load
 
 from fusegen.build.toolchain import find_toolchain
 from fusegen.publish.paths import builtin_templates
@@ -19,7 +20,7 @@ CSRC = builtin_templates() / "static" / "csrc"
 def placed(csrc: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """A run of the program; it has host code alone."""
     tools, program = find_toolchain(), folder / "scale_atoms"
-    includes = [f"-I{csrc}", f"-I{tools.cutlass_include}"]
+    includes = [f"-I{csrc}", f"-I{load('cutlass_headers').cutlass_include()}"]
     command = [str(tools.nvcc), "-std=c++17", "-O1", "--expt-relaxed-constexpr", *includes]
     subprocess.run([*command, str(SOURCE), "-o", str(program)], check=True, capture_output=True)
     return subprocess.run([program], capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from unit.gpu_files import load
 
 from fusegen.build.toolchain import find_toolchain
 from fusegen.families.limits import hardware_limits
@@ -65,7 +66,7 @@ def compiled(points: Sequence[Point], folder: Path) -> subprocess.CompletedProce
     tools = find_toolchain()
     source = folder / "configs.cu"
     source.write_text(text_of(points), encoding="utf-8")
-    includes = [f"-I{CSRC}", f"-I{tools.cutlass_include}"]
+    includes = [f"-I{CSRC}"]
     flags = ["-std=c++17", "--expt-relaxed-constexpr", "-arch=compute_100a", "-ptx"]
     command = [str(tools.nvcc), *flags, *includes, str(source), "-o", str(source.with_suffix(".p"))]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -138,7 +139,8 @@ def test_descriptors_are_those_of_cute(sound: str, tmp_path: Path) -> None:
     assert sound in text
     (tmp_path / header).parent.mkdir(parents=True)
     (tmp_path / header).write_text(text.replace(sound, FAULTS[sound]) if sound else text, "utf-8")
-    includes = [f"-I{path}" for path in (tmp_path, CSRC, tools.cutlass_include)]
+    cutlass = load("cutlass_headers").cutlass_include()
+    includes = [f"-I{path}" for path in (tmp_path, CSRC, cutlass)]
     flags = ["-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_100a"]
     program = tmp_path / "program"
     source = Path(__file__).with_name("umma_descriptors.cu")

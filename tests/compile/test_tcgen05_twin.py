@@ -32,7 +32,7 @@ def test_units_compile_for_hopper(family: str, bundle: Path) -> None:
     tools = find_toolchain()
     unit = min((bundle / "csrc" / "kernels").glob(f"{family}_*wgrad*.cu"))
     assert '#include "fusegen/mainloop/tcgen05_twin.cuh"' in unit.read_text("utf-8")
-    includes = [f"-I{path}" for path in (bundle / "csrc", tools.cutlass_include)]
+    includes = [f"-I{bundle / 'csrc'}"]
     flags = ["-std=c++17", "-O1", "-DNDEBUG", "--expt-relaxed-constexpr", "-arch=sm_90a"]
     out = bundle.parent / f"{family}.o"
     command = [str(tools.nvcc), *flags, *includes, "-c", str(unit), "-o", str(out)]

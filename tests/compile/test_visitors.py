@@ -22,7 +22,7 @@ GROUPS = 3
 BEGIN, TOKENS = 40, 101  # of the tile's group
 UNWRITTEN = -12345.0
 ROOMS = ("fragment", "sink", "tile_source", "visit")
-HOPPER = re.compile(r"#include <(?:cute|cutlass)/|#include \".*\.sm\d+\.cuh\"|\basm\b")
+HOPPER = re.compile(r"#include \".*\.sm\d+\.cuh\"|\basm\b")
 
 
 class Gemm(IntEnum):

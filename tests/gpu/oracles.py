@@ -28,6 +28,7 @@ from typing import Any
 
 import bundles
 import torch
+from cutlass_headers import cutlass_include
 from torch import Tensor
 
 from fusegen import api
@@ -216,7 +217,7 @@ def compile_oracle(arch: str, name: str) -> Path:
     words = [
         *(str(tools.nvcc), f"-ccbin={tools.host_compiler}", "-std=c++17", "-O3", "-DNDEBUG"),
         *("--expt-relaxed-constexpr", f"-gencode=arch=compute_{code},code=sm_{code}"),
-        *("-Xcompiler=-fPIC", "-shared", f"-I{tools.cutlass_include}"),
+        *("-Xcompiler=-fPIC", "-shared", f"-I{cutlass_include()}"),
         *(f"-D{key}={value}" for key, value in macros.items()),
         *(str(SOURCE), "-o", str(out)),
     ]

@@ -225,7 +225,7 @@ inline void check_box(const TensorMap& map, uint32_t begin) {
 }
 
 // Into the same place of every CTA in `ctas`, whose barriers count the bytes.
-inline void load_box(const void* handle, const uint64_t* barrier, uint16_t ctas, void* to,
+inline void load_box(const void* handle, const void* barrier, uint16_t ctas, void* to,
                      const Coordinates& at) {
   const TensorMap& map = map_of(handle);
   const uint32_t begin = offset_of(to);

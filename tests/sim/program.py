@@ -160,10 +160,8 @@ def _link(folder: Path, program: Path) -> None:
     assert compiler, "this test compiles C++: install g++"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     cuda = find_toolchain().cuda_include
-    # Stand-ins for CUTLASS come first. Headers of kernels and of CUDA are not for a host compiler's
-    # warnings.
-    own, others = (HERE, HERE / "stand_ins"), (folder, *cuda)
-    includes = [f"-I{path}" for path in own] + [f"-isystem{path}" for path in others]
+    # Headers of kernels and of CUDA are not for a host compiler's warnings.
+    includes = [f"-I{HERE}", *(f"-isystem{path}" for path in (folder, *cuda))]
 
     def compiled(binary: Path, rule: Path) -> Report:
         words = [compiler, *FLAGS, *includes, "-MD", "-MF", str(rule), "-c", str(source)]
@@ -172,8 +170,8 @@ def _link(folder: Path, program: Path) -> None:
         return Report(time.monotonic() - begun, 0, (), ())
 
     source, binary = (folder / f"program.{suffix}" for suffix in ("cpp", "o"))
-    names = ("program", "sim", "stand_ins", *(f"cuda{index}" for index in range(len(cuda))))
-    folders = (path.resolve() for path in (folder, *own, *cuda))
+    names = ("program", "sim", *(f"cuda{index}" for index in range(len(cuda))))
+    folders = (path.resolve() for path in (folder, HERE, *cuda))
     unit = Unit(source, version.stdout, FLAGS, tuple(zip(names, folders, strict=True)))
     ObjectCache(default_root()).obtain(unit, binary, compiled)
     subprocess.run([compiler, str(binary), "-o", str(program)], check=True)

@@ -41,10 +41,6 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "sink/gated_codes.sm90.cuh": (
         Replacement("st.shared.b16", "sim::store_shared(address, value);"),
     ),
-    "load/tma.sm90.cuh": (
-        Replacement("ld.shared.f32", "value = sim::load_shared<float>(address);"),
-        Replacement("ld.shared.v2.f32", "value = sim::load_shared<float2>(address);"),
-    ),
     "load/gathered.sm90.cuh": (
         Replacement("cp.async.mbarrier.arrive.noinc", "sim::arrive_when_copied(address);"),
         Replacement("mad.wide.u32", "found = address + uint64_t(place) * 16;"),
@@ -89,6 +85,8 @@ REPLACEMENTS["mainloop/warp_mma_scaled.mma.cuh"] = (
         f"sim::multiply_scaled<sim::Format::e2m1, sim::Format::e2m1>({_SCALED});",
     ),
 )
+STAND_INS = Path(__file__).with_name("stand_ins")
+"""Headers that take the place of those of the same name: of instructions alone."""
 OF_THE_HOST = ("quantize/math.cuh", "quantize/pairs.cuh")
 """Headers that compile for the host as they are: what is for a GPU alone is left out there."""
 SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
@@ -133,9 +131,10 @@ def headers_on_cpu(
         first: names of those.
         others: texts that take the place of some.
     """
-    taken = others or {}
+    stand_ins = {path.relative_to(STAND_INS).as_posix(): path for path in STAND_INS.rglob("*.cuh")}
+    taken = {name: path.read_text("utf-8") for name, path in stand_ins.items()} | dict(others or {})
     names = sorted({name for each in first for name in _included(folder, each)})
-    gone = [name for name in REPLACEMENTS if not (folder / name).is_file()]
+    gone = [name for name in (*REPLACEMENTS, *stand_ins) if not (folder / name).is_file()]
     assert not gone, f"no longer there: {gone}"
     return {
         name: _on_cpu(name, taken.get(name) or (folder / name).read_text("utf-8")) for name in names

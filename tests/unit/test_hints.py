@@ -112,7 +112,7 @@ def test_generate_says_which_cells_it_wrote_and_what_comes_next() -> None:
 
 
 NO_NVCC = BuildError("nvcc was not found", remedy="pip install nvcc")
-NO_CUTLASS = BuildError("CUTLASS was not found", remedy="pip install cutlass")
+NO_TORCH = BuildError("torch was not found", remedy="pip install torch")
 ODD_NVCC = BuildError("nvcc cannot be run")
 
 
@@ -121,8 +121,8 @@ ODD_NVCC = BuildError("nvcc cannot be run")
     [
         ((), ["fusegen build generated/sm_90a"]),
         (
-            (NO_NVCC, NO_CUTLASS),
-            ["pip install nvcc", "pip install cutlass", "fusegen build generated/sm_90a"],
+            (NO_NVCC, NO_TORCH),
+            ["pip install nvcc", "pip install torch", "fusegen build generated/sm_90a"],
         ),
         ((ODD_NVCC,), ["nvcc cannot be run"]),
     ],

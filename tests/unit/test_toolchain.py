@@ -11,7 +11,6 @@ import pytest
 from fusegen.build import toolchain
 from fusegen.build.toolchain import (
     INSTALL_CUDA,
-    INSTALL_CUTLASS,
     INSTALL_TORCH,
     BuildError,
     Origin,
@@ -59,24 +58,21 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A host compiler, a CUDA toolkit in the system's place, CUTLASS and torch as packages."""
+    """A host compiler, a CUDA toolkit in the system's place, torch as a package."""
     packages = tmp_path / "packages"
     script(tmp_path / "bin" / "g++", "echo made-up g++ 12")
     write_toolkit(tmp_path / "system")
-    include = packages / "cutlass_library" / "source" / "include"
     for path in (
-        *(include / "cutlass" / "cutlass.h", include / "cute" / "tensor.hpp"),
         packages / "torch" / "include" / "torch" / "csrc" / "stable" / "library.h",
         packages / "torch" / "lib" / "libtorch.so",
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    # Importing either would show: located packages are never executed.
-    for package in ("torch", "cutlass_library"):
-        (packages / package / "__init__.py").write_text("raise SystemExit('imported')")
+    # Importing it would show: located packages are never executed.
+    (packages / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
     (packages / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
     monkeypatch.setattr(sys, "path", [str(packages)])
-    for name in ("torch", "cutlass_library", "nvidia"):
+    for name in ("torch", "nvidia"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(toolchain, "SYSTEM_ROOT", tmp_path / "system")
     monkeypatch.setattr(toolchain, "SYSTEM_HOST_COMPILER", tmp_path / "bin" / "g++")
@@ -138,7 +134,6 @@ def test_missing_nvcc_names_the_command(machine: Machine) -> None:
     ("variable", "value", "message"),
     [
         ("CUDA_HOME", "/nowhere", "CUDA_HOME is /nowhere, but /nowhere/bin/nvcc does not"),
-        ("CUTLASS_HOME", "/nowhere", "CUTLASS_HOME is /nowhere"),
         ("CXX", "no-such-compiler", "CXX is no-such-compiler"),
     ],
 )
@@ -154,16 +149,6 @@ def test_incomplete_toolkit(machine: Machine) -> None:
     with pytest.raises(BuildError, match="has no static runtime") as caught:
         machine.find()
     assert caught.value.remedy == INSTALL_CUDA
-
-
-def test_cutlass_by_variable_and_missing(machine: Machine) -> None:
-    installed = machine.root / "packages" / "cutlass_library" / "source"
-    checkout = machine.root / "checkout"
-    installed.rename(checkout)
-    assert machine.find(CUTLASS_DIR=str(checkout)).cutlass_include == checkout / "include"
-    with pytest.raises(BuildError, match="CUTLASS headers were not found") as caught:
-        machine.find()
-    assert caught.value.remedy == INSTALL_CUTLASS
 
 
 def test_missing_and_old_torch(machine: Machine) -> None:

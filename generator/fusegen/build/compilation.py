@@ -34,7 +34,7 @@ KERNEL_FLAGS: Final = (
     "-std=c++17",
     "-O3",
     "-DNDEBUG",  # an assert in device code costs registers and a branch
-    "--expt-relaxed-constexpr",  # CuTe calls constexpr functions of the standard library
+    "--expt-relaxed-constexpr",  # device code calls the constexpr functions of the host's headers
     "-fmad=false",  # the plan says where results are rounded; contractions differ by context
     "-Xptxas=-v",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra",
@@ -64,7 +64,6 @@ def commands(
     """
     project = ("project", csrc)
     torch = ("torch", tools.torch.include.resolve())
-    cutlass = ("cutlass", tools.cutlass_include.resolve())
     cuda = [("cuda" if i == 0 else f"cuda{i}", p) for i, p in enumerate(tools.cuda_include)]
 
     def command(
@@ -84,16 +83,16 @@ def commands(
         *(("-lineinfo",) if lineinfo else ()),
     )
     host_flags = (*HOST_FLAGS, *(HOST_STRICT if strict else ()))
-    kernel_paths = (f"-ccbin={tools.host_compiler}", *_includes([cutlass]))
+    kernel_paths = (f"-ccbin={tools.host_compiler}", *_includes([]))
     # Error messages of PyTorch's headers carry __FILE__: without the map the first builder's
     # folders would travel with the object.
     prefix = f"-ffile-prefix-map={tools.torch.include}=torch"
-    host_roots = [torch, cutlass, *cuda]
+    host_roots = [torch, *cuda]
     host_paths = (prefix, *_includes(host_roots))
     table_roots = [("digests", digests)]
     return [
         *(
-            command(name, tools.nvcc, kernel_flags, [cutlass, *cuda], kernel_paths)
+            command(name, tools.nvcc, kernel_flags, cuda, kernel_paths)
             for name in sources.kernel_sources
         ),
         *(

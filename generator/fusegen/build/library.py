@@ -29,7 +29,7 @@ from .toolchain import BuildError, Toolchain, find_toolchain
 
 DIGESTS_TABLE: Final = "digests.inc"
 
-# nvcc on one unit of CUTLASS kernels takes up to this much memory.
+# nvcc on one unit takes up to this much memory.
 BYTES_PER_JOB: Final = 4 * 2**30
 
 

@@ -1,4 +1,4 @@
-"""Find what a build needs: nvcc, a host C++ compiler, CUTLASS's headers and an installed PyTorch.
+"""Find what a build needs: nvcc, a host C++ compiler and an installed PyTorch.
 
 Nothing here imports torch or loads CUDA: packages are located by their import spec alone, so that
 a build works on a machine without a GPU and with a CPU-only PyTorch.
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 INSTALL_CUDA: Final = 'pip install "cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvtx]==13.0.2"'
-INSTALL_CUTLASS: Final = "pip install --no-deps nvidia-cutlass==4.2.0.0"
 INSTALL_TORCH: Final = "pip install torch"
 INSTALL_HOST_COMPILER: Final = "apt-get install g++"
 
@@ -85,7 +84,6 @@ class Toolchain:
     identity: str
     cuda_include: tuple[Path, ...]
     cuda_library: Path
-    cutlass_include: Path
     torch: Torch
 
     def describe(self) -> str:
@@ -113,8 +111,8 @@ def find_toolchain(env: Mapping[str, str] | None = None) -> Toolchain:
     """Locate everything a build needs; raise BuildError naming the first piece that is missing.
 
     Args:
-        env: the variables to obey (CUDA_HOME, CUDA_PATH, PATH, CXX, CUTLASS_HOME, CUTLASS_DIR);
-            the process environment by default.
+        env: the variables to obey (CUDA_HOME, CUDA_PATH, PATH, CXX); the process
+            environment by default.
     """
     env = os.environ if env is None else env
     host = _find_host_compiler(env)
@@ -129,7 +127,6 @@ def find_toolchain(env: Mapping[str, str] | None = None) -> Toolchain:
         identity="\n".join((banner, _output(host, "--version"), _output(host, "-dumpmachine"))),
         cuda_include=include,
         cuda_library=library,
-        cutlass_include=_find_cutlass(env),
         torch=_find_torch(),
     )
 
@@ -145,7 +142,6 @@ def missing_tools(code: str, env: Mapping[str, str] | None = None) -> tuple[Buil
     pieces: tuple[Callable[[], object], ...] = (
         lambda: _find_host_compiler(env),
         lambda: _find_nvcc(env),
-        lambda: _find_cutlass(env),
         _find_torch,
     )
     for find in pieces:
@@ -292,33 +288,6 @@ def _folder_with(name: str, folders: list[Path], nvcc: Path, what: str) -> Path:
     raise BuildError(
         f"the CUDA toolkit of {nvcc} has no {what} ({name} was not found)", remedy=INSTALL_CUDA
     )
-
-
-def _find_cutlass(env: Mapping[str, str]) -> Path:
-    for name in ("CUTLASS_HOME", "CUTLASS_DIR"):
-        root = env.get(name)
-        if root:
-            include = Path(root) / "include"
-            if not _has_cutlass(include):
-                raise BuildError(
-                    f"{name} is {root}, but {include / 'cutlass' / 'cutlass.h'} does not exist; "
-                    f"unset {name} or point it at a CUTLASS checkout",
-                    remedy=INSTALL_CUTLASS,
-                )
-            return include
-    for folder in package_folders("cutlass_library"):
-        include = folder / "source" / "include"
-        if _has_cutlass(include):
-            return include
-    raise BuildError(
-        "the CUTLASS headers were not found: CUTLASS_HOME and CUTLASS_DIR are not set and the "
-        "package cutlass_library is not installed",
-        remedy=INSTALL_CUTLASS,
-    )
-
-
-def _has_cutlass(include: Path) -> bool:
-    return (include / "cutlass" / "cutlass.h").is_file() and (include / "cute").is_dir()
 
 
 def _find_torch() -> Torch:

@@ -12,8 +12,8 @@ from ..ir.kernel_set import Variant
 
 MOST_REGISTERS = 255
 """That one thread can have."""
-CPU_SECONDS_OF_CUTLASS = 60
-"""Of the compiler, at most, for a unit that includes CUTLASS."""
+CPU_SECONDS_OF_GEMM = 45
+"""Of the compiler, at most, for a unit of a GEMM that TMA feeds."""
 STATIC_SHARED_MEMORY = 48 * 1024
 """Bytes that a kernel can lay out without asking for them at its launch."""
 

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as validated
 from ..ir.fields import STRICT, Positive
 from ..ir.kernel import ATOM_BLOCKS, ATOM_ROWS, GemmKind, Store, Work
 from ..ir.kernel_set import Variant
-from .contract import CPU_SECONDS_OF_CUTLASS, Contract
+from .contract import CPU_SECONDS_OF_GEMM, Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY
 
@@ -212,13 +212,13 @@ def contracts_of(multiply: str, *more: str) -> tuple[Contract, ...]:
                 _ADDS,
                 opcodes=(*opcodes, "UTMAREDG"),
                 without=without,
-                cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+                cpu_seconds=CPU_SECONDS_OF_GEMM,
                 point=point,
             ),
             Contract(
                 opcodes=opcodes,
                 without=(*without, "UTMAREDG"),
-                cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+                cpu_seconds=CPU_SECONDS_OF_GEMM,
                 point=point,
             ),
         )

@@ -18,7 +18,7 @@ from ..ir.kernel import GemmKind, Store, Work
 from ..ir.kernel_set import Variant
 from ..ir.quantization import Accumulation
 from ..steps.gathered_gemm import gathered_slot
-from .contract import CPU_SECONDS_OF_CUTLASS, Contract
+from .contract import CPU_SECONDS_OF_GEMM, Contract
 from .family import Configured, Constants, operand_blocks
 from .limits import REGISTERS, SHARED_BYTES, SHARED_MEMORY, hardware_limits
 
@@ -254,11 +254,9 @@ def contracts_of(multiply: str) -> tuple[Contract, ...]:
             r"(^|_)add(_io)?$",
             opcodes=(*opcodes, "UTMAREDG"),
             without=others,
-            cpu_seconds=CPU_SECONDS_OF_CUTLASS,
+            cpu_seconds=CPU_SECONDS_OF_GEMM,
         ),
-        Contract(
-            opcodes=opcodes, without=(*others, "UTMAREDG"), cpu_seconds=CPU_SECONDS_OF_CUTLASS
-        ),
+        Contract(opcodes=opcodes, without=(*others, "UTMAREDG"), cpu_seconds=CPU_SECONDS_OF_GEMM),
     )
 
 

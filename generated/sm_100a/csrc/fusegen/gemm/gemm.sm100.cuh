@@ -64,7 +64,7 @@ struct Tcgen05Control {
         for (CopyBarrier& barrier : barriers) barrier.init(1);
       }
     }
-    cutlass::arch::fence_barrier_init();
+    fence_barrier_init();
   }
 };
 

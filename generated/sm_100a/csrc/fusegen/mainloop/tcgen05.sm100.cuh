@@ -12,8 +12,6 @@
 #ifndef FUSEGEN_TCGEN05
 #define FUSEGEN_TCGEN05
 
-#include <cute/arch/util.hpp>
-
 #include <cstdint>
 
 #include "fusegen/load/ring.sm90.cuh"
@@ -30,7 +28,7 @@ __device__ void allocate(uint32_t* to) {
   asm volatile(
       "tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;\n"
       "tcgen05.relinquish_alloc_permit.cta_group::%2.sync.aligned;" ::"r"(
-          cute::cast_smem_ptr_to_uint(to)),
+          shared_address(to)),
       "n"(Columns), "n"(Ctas)
       : "memory");
 }
@@ -105,7 +103,7 @@ __device__ void copy_atom(uint32_t to, uint64_t from) {
 template <int Ctas>
 __device__ void commit(const Barrier& barrier) {
   if (threadIdx.x % 32 != 0) return;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(&barrier);
+  const uint32_t address = shared_address(&barrier);
   if constexpr (Ctas == 1) {
     asm volatile(
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(address)

@@ -2,7 +2,6 @@
 // stores overlap its neighbours' conversions and the next tile's loads.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 
 #include <cstdint>
 
@@ -60,7 +59,7 @@ __device__ void store_box(const CUtensorMap* map, uint32_t buffer, BoxCoordinate
 template <Write write>
 __device__ void send_chunk(const CUtensorMap* map, uint32_t buffer, const Tile& tile, Place place) {
   store_box<write>(map, buffer, result_coordinates<write>(tile, place));
-  cute::tma_store_arrive();
+  commit_stores();
 }
 
 // The sink of one warp; `Change` loads nothing.
@@ -90,17 +89,17 @@ struct TmaStore {
   // What fill(buffer) writes, into the tensor of a descriptor.
   template <class Fill>
   __device__ void send(const CUtensorMap* to, const Tile& tile, Place place, Fill fill) {
-    if (lane == 0) cute::tma_store_wait<Buffers - 1>();
+    if (lane == 0) wait_for_stores<Buffers - 1>();
     __syncwarp();
     fill(ring.address());
-    cute::tma_store_fence();
+    fence_async_shared();
     __syncwarp();
     if (lane == 0) send_chunk<write>(to, ring.address(), tile, place);
     ring.advance();
   }
 
   __device__ void drain() {
-    if (lane == 0) cute::tma_store_wait<0>();
+    if (lane == 0) wait_for_stores<0>();
   }
 };
 

@@ -55,7 +55,7 @@ __device__ inline const uint8_t* behind(const uint8_t* address, uint32_t place) 
 
 // Counts this thread at a barrier once all that it copied so far has landed.
 __device__ inline void arrive_when_copied(CopyBarrier& barrier) {
-  const uint32_t address = cute::cast_smem_ptr_to_uint(&barrier);
+  const uint32_t address = shared_address(&barrier);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
@@ -84,7 +84,7 @@ class GatherLoader {
   // Of `warp`, the first or the second that gathers.
   __device__ GatherLoader(const GatheredRows& in, uint8_t* shared, uint32_t warp, uint32_t lane)
       : in_(in), warp_(warp), lane_(lane) {
-    to_ = cute::cast_smem_ptr_to_uint(shared) + kBegins + line() * kSwizzleBytes +
+    to_ = shared_address(shared) + kBegins + line() * kSwizzleBytes +
           (chunk() ^ line()) * 16;
   }
 

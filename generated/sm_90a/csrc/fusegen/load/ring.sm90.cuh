@@ -1,16 +1,12 @@
 // Barriers in shared memory: the ring of operand stages and the ring of tile records.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
 #include <cstdint>
 
+#include "fusegen/common/instructions.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
-
-using Barrier = cutlass::arch::ClusterBarrier;
-using CopyBarrier = cutlass::arch::ClusterTransactionBarrier;
 
 // A position in a ring of `Count` slots, with the parity of its current lap.
 template <uint32_t Count>

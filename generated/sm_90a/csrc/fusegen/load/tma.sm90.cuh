@@ -2,37 +2,49 @@
 // stand.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
+#include <cuda.h>
 
 #include <cstdint>
 
-#include "fusegen/load/ring.sm90.cuh"
+#include "fusegen/common/instructions.sm90.cuh"
 #include "fusegen/load/ragged.sm90.cuh"
 
 namespace fusegen {
 
 __device__ inline void prefetch_descriptor(const CUtensorMap* map) {
-  cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(map));
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// A box into shared memory at `to`, of this CTA or of both of a cluster; its bytes come to `barrier`.
 template <int Rank>
 __device__ void load_box(const CUtensorMap* map, CopyBarrier& barrier, void* to, BoxCoordinates at,
                          bool multicast = false) {
   constexpr uint16_t kBothCtas = 3;
-  constexpr uint64_t kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  auto* bar = reinterpret_cast<uint64_t*>(&barrier);
-  using Load = cute::SM90_TMA_LOAD;
-  using Multicast = cute::SM90_TMA_LOAD_MULTICAST;
-  if constexpr (Rank == 2) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y);
-    Load::copy(map, bar, kHint, to, at.x, at.y);
-  } else if constexpr (Rank == 3) {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z);
-  } else {
-    if (multicast) return Multicast::copy(map, bar, kBothCtas, kHint, to, at.x, at.y, at.z, at.w);
-    Load::copy(map, bar, kHint, to, at.x, at.y, at.z, at.w);
+  constexpr uint64_t kEvictNormal = uint64_t(1) << 60;
+  const uint32_t place = shared_address(to), loaded = shared_address(&barrier);
+#define FUSEGEN_LOAD(RANK, COORDINATES, ...)                                                  \
+  if (multicast) {                                                                            \
+    asm volatile("cp.async.bulk.tensor." RANK                                                 \
+                 ".shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"    \
+                 ".L2::cache_hint [%0], [%1, {" COORDINATES "}], [%2], %3, %4;" ::"r"(place), \
+                 "l"(map), "r"(loaded), "h"(kBothCtas), "l"(kEvictNormal), __VA_ARGS__        \
+                 : "memory");                                                                 \
+  } else {                                                                                    \
+    asm volatile("cp.async.bulk.tensor." RANK                                                 \
+                 ".shared::cluster.global.mbarrier::complete_tx::bytes"                       \
+                 ".L2::cache_hint [%0], [%1, {" COORDINATES "}], [%2], %4;" ::"r"(place),     \
+                 "l"(map), "r"(loaded), "h"(kBothCtas), "l"(kEvictNormal), __VA_ARGS__        \
+                 : "memory");                                                                 \
   }
+  if constexpr (Rank == 2) {
+    FUSEGEN_LOAD("2d", "%5, %6", "r"(at.x), "r"(at.y))
+  } else if constexpr (Rank == 3) {
+    FUSEGEN_LOAD("3d", "%5, %6, %7", "r"(at.x), "r"(at.y), "r"(at.z))
+  } else {
+    static_assert(Rank == 4);
+    FUSEGEN_LOAD("4d", "%5, %6, %7, %8", "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w))
+  }
+#undef FUSEGEN_LOAD
 }
 
 // Reads that neither pass the barriers around them nor are repeated.

@@ -63,7 +63,7 @@ struct RunningSums : StageReader<T> {
     if (last_steps == 2) multiply_stage<Used, Width, 2>(d);
     if (last_steps == 3) multiply_stage<Used, Width, 3>(d);
     issued();
-    cute::warpgroup_wait<0>();
+    wait_for_mmas<0>();
     d.fence();
     release(previous);
   }
@@ -73,14 +73,14 @@ struct RunningSums : StageReader<T> {
   template <int Used, int Width, int Steps>
   __device__ void multiply_stage(Sums& d) {
     this->wait();
-    cute::warpgroup_arrive();
+    fence_mmas();
 #pragma unroll
     for (int step = 0; step < Steps; ++step) {
       Mma::template step<Used, Width>(d, a + stage_offset() + step * kKStep<T::kMajorA>,
                                       b + stage_offset() + step * kKStep<T::kMajorB>);
     }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<1>();
+    commit_mmas();
+    wait_for_mmas<1>();
     if (in_flight) release(previous);
     in_flight = true;
     previous = at.slot;

@@ -5,42 +5,20 @@
 //   MN-major: boxes of 64 rows of K, each row 64 elements of M or N; one box is 8192 bytes.
 #pragma once
 
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <cute/arch/util.hpp>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
+#include "fusegen/common/instructions.sm90.cuh"
 #include "fusegen/fragment/fragment.cuh"
+#include "fusegen/mainloop/wgmma_instructions.sm90.cuh"
 
 namespace fusegen {
-
-using Major = cute::SM90::GMMA::Major;
 
 inline constexpr int kSwizzleBytes = 128;  // one row of the swizzle
 inline constexpr int kMmaRows = 64;        // rows of one warpgroup MMA
 inline constexpr int kMmaKBytes = 32;  // its contraction length in K-major bytes
-
-template <class Element, int N, Major a, Major b>
-constexpr auto select_mma() {
-  using namespace cute::SM90::GMMA;
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    if constexpr (N == 64) return MMA_64x64x16_F32BF16BF16_SS<a, b>{};
-    if constexpr (N == 128) return MMA_64x128x16_F32BF16BF16_SS<a, b>{};
-    if constexpr (N == 192) return MMA_64x192x16_F32BF16BF16_SS<a, b>{};
-    if constexpr (N == 256) return MMA_64x256x16_F32BF16BF16_SS<a, b>{};
-  } else {
-    static_assert(std::is_same_v<Element, __half>);
-    if constexpr (N == 64) return MMA_64x64x16_F32F16F16_SS<a, b>{};
-    if constexpr (N == 128) return MMA_64x128x16_F32F16F16_SS<a, b>{};
-    if constexpr (N == 192) return MMA_64x192x16_F32F16F16_SS<a, b>{};
-    if constexpr (N == 256) return MMA_64x256x16_F32F16F16_SS<a, b>{};
-  }
-}
 
 // Matrix descriptor of an operand tile (PTX ISA, "Matrix Descriptor Format"). The stride offset
 // steps over 8 rows of the slow dimension; the leading offset is read for MN-major tiles alone,
@@ -52,7 +30,7 @@ __device__ uint64_t operand_descriptor(const void* tile) {
   constexpr uint64_t kStride = uint64_t(1024 / 16) << 32;
   constexpr uint64_t kLeading =
       uint64_t(major == Major::MN ? K * 128 / 16 : 1) << 16;
-  return kSwizzle128 | kStride | kLeading | (cute::cast_smem_ptr_to_uint(tile) >> 4 & 0x3fff);
+  return kSwizzle128 | kStride | kLeading | (shared_address(tile) >> 4 & 0x3fff);
 }
 
 // Descriptor steps, in 16-byte units.
@@ -84,35 +62,24 @@ struct Accumulators {
     return reinterpret_cast<Accumulators<1, Width>&>(values[0][index * (Width / 2)]);
   }
 
-  // Keeps the compiler from moving these registers across the asynchronous MMA.
   __device__ void fence() {
 #pragma unroll
     for (int wave = 0; wave < Waves; ++wave) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) cute::warpgroup_fence_operand(values[wave][i]);
+      for (int i = 0; i < kCount; ++i) fence_register(values[wave][i]);
     }
   }
 };
-
-using ScaleOut = cute::SM90::GMMA::ScaleOut;  // Zero: overwrite the accumulators
-
-template <class Mma, int Count, int... I>
-__device__ void issue_mma(uint64_t a, uint64_t b, float (&d)[Count],
-                          std::integer_sequence<int, I...>, ScaleOut scale = ScaleOut::One) {
-  Mma::fma(a, b, d[I]..., scale);
-}
 
 template <class Element, Major major_a, Major major_b>
 struct WarpgroupMma {
   // One k16 step: the first `Used` waves, the first `Width` of N columns.
   template <int Used, int Width, int Waves, int N>
   static __device__ void step(Accumulators<Waves, N>& d, uint64_t a, uint64_t b) {
-    using Atom = decltype(select_mma<Element, Width, major_a, major_b>());
     static_assert(Used <= Waves && Width <= N);
 #pragma unroll
     for (int wave = 0; wave < Used; ++wave) {
-      issue_mma<Atom>(a + wave * kRowStep, b, d.values[wave],
-                      std::make_integer_sequence<int, Width / 2>{});
+      issue_mma<Width, Element, Element, major_a, major_b>(d.values[wave], a + wave * kRowStep, b);
     }
   }
 };

@@ -1,10 +1,9 @@
 // One CTA of a GEMM: its shared memory, its barriers, its place in the cluster.
 #pragma once
 
-#include <cute/arch/cluster_sm90.hpp>
-
 #include <cstdint>
 
+#include "fusegen/common/instructions.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/load/ring.sm90.cuh"
 
@@ -31,7 +30,7 @@ struct Control {
         for (CopyBarrier& barrier : barriers) barrier.init(1);
       }
     }
-    cutlass::arch::fence_barrier_init();
+    fence_barrier_init();
   }
 };
 
@@ -62,8 +61,8 @@ struct Cta {
   // Until all threads of the cluster can use its barriers.
   __device__ void enter() const {
     if constexpr (T::kCluster > 1) {
-      cute::cluster_arrive_relaxed();
-      cute::cluster_wait();
+      cluster_arrive_relaxed();
+      cluster_wait();
     }
     __syncthreads();
   }
@@ -72,8 +71,8 @@ struct Cta {
   __device__ void leave() const {
     if constexpr (T::kCluster > 1) {
       __syncwarp();
-      cute::cluster_arrive();
-      cute::cluster_wait();
+      cluster_arrive();
+      cluster_wait();
     }
   }
 };

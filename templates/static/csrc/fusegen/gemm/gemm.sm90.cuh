@@ -12,7 +12,6 @@
 // multicast, half by each CTA.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
 
@@ -82,10 +81,10 @@ __device__ void run_cta(const Loader& loader, typename Mainloop::Arguments argum
   cta.control().order.template sort<T::kThreads>(walk, cta.buffers());
   const int32_t columns = T::kKind == Gemm::fprop ? shape.n : shape.k;
   if (cta.warp < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<T::kLoaderRegisters>();
+    lower_registers<T::kLoaderRegisters>();
     load_and_find(cta, loader, walk, loaded_columns<T>(columns), gathered);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<T::kMathRegisters>();
+    raise_registers<T::kMathRegisters>();
     MathWarp<T, Result, Mainloop, Visits, Change>(cta, arguments, visits, map_d, epilogue, columns,
                                                   cta.warp / 4 - 1, cta.warp % 4)
         .run(cta.control().ring);

@@ -1,7 +1,6 @@
 // Scales of both operands that come with a stage, as whole atoms: see quantize/scale_atoms.cuh.
 #pragma once
 
-#include <cute/arch/util.hpp>
 
 #include <cstdint>
 
@@ -25,8 +24,8 @@ struct AtomScales {
 __device__ inline void load_atom(void* to, const uint8_t* from, CopyBarrier& barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "n"(kAtomBytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
+          shared_address(to)),
+      "l"(from), "n"(kAtomBytes), "r"(shared_address(&barrier))
       : "memory");
 }
 

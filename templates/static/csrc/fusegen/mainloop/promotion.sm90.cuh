@@ -4,7 +4,6 @@
 // A promotion belongs to a thread and gives each tile its sum, of `Parts` times 128 columns.
 #pragma once
 
-#include <cute/arch/util.hpp>
 
 #include <cstdint>
 
@@ -114,7 +113,7 @@ struct WeightPromotion {
 
   __device__ WeightPromotion(Arguments scales, const uint8_t* stage_scales, uint32_t row, uint32_t)
       : scales(scales),
-        rows(cute::cast_smem_ptr_to_uint(stage_scales) + row * uint32_t(sizeof(float))) {}
+        rows(shared_address(stage_scales) + row * uint32_t(sizeof(float))) {}
 
   template <int Parts>
   __device__ WeightScaledSum<Parts> begin(const Tile& tile) const {
@@ -175,8 +174,8 @@ struct RowAndColumnPromotion {
 
   __device__ RowAndColumnPromotion(Arguments, const uint8_t* stage_scales, uint32_t row,
                                    uint32_t lane)
-      : rows(cute::cast_smem_ptr_to_uint(stage_scales) + row * uint32_t(sizeof(float))),
-        columns(cute::cast_smem_ptr_to_uint(stage_scales) + InStage::kBytesA +
+      : rows(shared_address(stage_scales) + row * uint32_t(sizeof(float))),
+        columns(shared_address(stage_scales) + InStage::kBytesA +
                 lane % 4 * 2 * uint32_t(sizeof(float))) {}
 
   template <int Parts>

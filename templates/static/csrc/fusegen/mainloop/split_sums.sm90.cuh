@@ -96,15 +96,15 @@ struct SplitSums : StageReader<T> {
   template <int Steps>
   __device__ void multiply_part(Partial& d, int part) {
     d.fence();
-    cute::warpgroup_arrive();
+    fence_mmas();
 #pragma unroll
     for (int step = 0; step < Steps; ++step) {
       const uint64_t offset = stage_offset() + step * kKStep<Major::K>;
       Mma::template step<1, kScaleBlock>(d, a + offset, b + offset + part * kPartStep,
                                          step == 0 ? ScaleOut::Zero : ScaleOut::One);
     }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
+    commit_mmas();
+    wait_for_mmas<0>();
     d.fence();
   }
 

@@ -28,7 +28,7 @@ struct StageReader {
   // MMAs read by the asynchronous proxy, as TMA writes; other copies do not write by it.
   __device__ void wait() const {
     barriers.full[at.slot].wait(at.phase);
-    if constexpr (T::kGather != Gather::none) cutlass::arch::fence_view_async_shared();
+    if constexpr (T::kGather != Gather::none) fence_async_shared();
   }
 
   __device__ void release(uint32_t slot) const {

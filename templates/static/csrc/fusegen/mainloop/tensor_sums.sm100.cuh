@@ -2,7 +2,6 @@
 // the first one, while the second one's tells it what has come.
 #pragma once
 
-#include <cute/arch/util.hpp>
 
 #include <cstdint>
 
@@ -71,10 +70,10 @@ struct TensorSums {
       : stages(stages),
         peer(peer),
         sums(sums),
-        a(matrix_descriptor<T::kMajorA, T::kTileK>(cute::cast_smem_ptr_to_uint(shared))),
+        a(matrix_descriptor<T::kMajorA, T::kTileK>(shared_address(shared))),
         b(matrix_descriptor<T::kMajorB, T::kTileK>(
-            cute::cast_smem_ptr_to_uint(shared + T::kBytesA))),
-        scales(atom_descriptor(cute::cast_smem_ptr_to_uint(shared + T::kExtraAt))),
+            shared_address(shared + T::kBytesA))),
+        scales(atom_descriptor(shared_address(shared + T::kExtraAt))),
         memory(memory) {}
 
   // All tiles; those without a contraction take no accumulator.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cute/arch/util.hpp>
 
 #include <array>
 #include <cstdint>
@@ -43,7 +42,7 @@ struct ChunkRing {
   __device__ static uint32_t before(uint32_t slot) { return slot == 0 ? Buffers - 1 : slot - 1; }
 
   __device__ uint32_t address() const {
-    return cute::cast_smem_ptr_to_uint(buffers) + slot * kChunkBytes;
+    return shared_address(buffers) + slot * kChunkBytes;
   }
 
   __device__ void advance() { slot = after(slot); }

@@ -2,7 +2,6 @@
 // before they are wanted, what the warps make of both goes the same way back.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 
 #include <cstdint>
 
@@ -33,7 +32,7 @@ struct LoadedValues {
 
   // As many as the buffers hold. Lane 0.
   __device__ void start(const ChunkRing<Buffers>& ring, const Tile& tile) {
-    cute::tma_store_wait<0>();
+    wait_for_stores<0>();
     uint32_t slot = ring.slot;
     for (int i = 0; i < Buffers; ++i, slot = ring.after(slot)) {
       load(ring, slot, tile, {row, tile.column + i * kColumns});
@@ -50,7 +49,7 @@ struct LoadedValues {
   __device__ void load_behind(const ChunkRing<Buffers>& ring, const Tile& tile, Place place) {
     const bool first = place.row == row && place.column == tile.column;
     if (Buffers > 1 && first) return;  // there is none behind
-    cute::tma_store_wait<Buffers == 1 ? 0 : 1>();
+    wait_for_stores<Buffers == 1 ? 0 : 1>();
     constexpr int kAhead = Buffers == 1 ? 1 : Buffers - 1;  // parts from this one to the wanted one
     const uint32_t slot = Buffers == 1 ? ring.slot : ring.before(ring.slot);
     load(ring, slot, tile, {place.row, place.column + kAhead * kColumns});
@@ -89,7 +88,7 @@ struct LoadedStore {
   __device__ void put(const Fragment<kColumns>& part, const Tile& tile, Place place) {
     others.wait(ring.slot);
     WriteChunk<Result>::template run<true>(part, ring.address(), change.begin(tile));
-    cute::tma_store_fence();
+    fence_async_shared();
     __syncwarp();
     if (lane == 0) {
       send_chunk<write>(map, ring.address(), tile, place);
@@ -121,7 +120,7 @@ struct LoadedSink {
   }
 
   __device__ void drain() {
-    if (lane == 0) cute::tma_store_wait<0>();
+    if (lane == 0) wait_for_stores<0>();
   }
 };
 
