@@ -42,6 +42,7 @@ OVERLAPPED = f"{OURS} overlapped"
 OPTION, CODES = f"{OURS}, option", f"{OURS}, codes"
 OVERLAPPING_OPTION = f"{OVERLAPPED}, option"
 CAPTURED = "{}, captured"
+BACKWARD = "{}, for a backward"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
@@ -453,10 +454,12 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
 
 
 def _weights(here: Rank, sizes: Layer) -> dict[str, Run]:
-    """Parameters of an expert MLP, gathered by FSDP2 and let go again."""
+    """Parameters of an expert MLP, gathered by FSDP2 and let go again; of quantised ones a backward
+    transposes what it reads, besides.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    def gathered(cell: str, quantized: bool) -> Run:
+    def gathered(cell: str, quantized: bool, backward: bool = False) -> Run:
         made = here.cell(cell).GroupedMLP
         layer = fully_shard(
             made(sizes.experts, sizes.hidden, sizes.intermediate, device=here.device)
@@ -466,6 +469,10 @@ def _weights(here: Rank, sizes: Layer) -> dict[str, Run]:
 
         def run() -> None:
             layer.unshard()
+            if backward:
+                for part in (layer.fc1, layer.fc2):
+                    for copy in part.weight.copies.values():
+                        copy[:0]  # any op reads all of it
             layer.reshard()
 
         return run
@@ -474,6 +481,7 @@ def _weights(here: Rank, sizes: Layer) -> dict[str, Run]:
     return {
         OURS: gathered("grouped_mlp__bf16", False),
         **{name: gathered(cell, True) for name, cell in recipes.items()},
+        **{BACKWARD.format(name): gathered(cell, True, True) for name, cell in recipes.items()},
     }
 
 

@@ -12,7 +12,8 @@
 Every rank quantises its own shard, once for each step of the optimiser, and the all-gathers of
 forward and backward move what it made, so nothing is quantised twice and no rank has copies of a
 whole weight between them.  Where the columnwise copy is the rowwise one transposed, as with one
-scale for a group or for square blocks, the rowwise copy alone is sent: half the bytes of 16 bits.
+scale for a group or for square blocks, the rowwise copy alone is sent, half the bytes of 16 bits,
+and a backward transposes what it reads.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._triton import has_triton
+from torch.utils._pytree import tree_map_only
 
 from .. import _library
+from ._transposed import fill_transposed
 
 __all__ = ["gather_quantized"]
 
@@ -118,6 +119,54 @@ class Gathered(torch.Tensor):
 def _without_values(argument: Any) -> Any:
     """What stands in the place of a weight."""
     return argument.placeholder if isinstance(argument, Gathered) else argument
+
+
+@dataclass
+class _Late:
+    """Memory that is filled once it is read.
+
+    Attributes:
+        values: the memory; what pads rows is left alone.
+        source: what to fill it with; None once that is done.
+    """
+
+    values: Tensor
+    source: Tensor | None = None
+
+    def read(self) -> Tensor:
+        if self.source is not None:
+            fill_transposed(self.values[..., : self.source.shape[-1]], self.source.mT)
+            self.source = None
+        return self.values
+
+
+class Transposed(torch.Tensor):
+    """A columnwise copy that no rank sends: the rowwise one, transposed when an op reads it.
+
+    A forward hands it on to its backward and reads nothing of it.
+    """
+
+    late: _Late
+
+    @staticmethod
+    def __new__(cls, late: _Late) -> Transposed:
+        make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        values = late.values
+        made: Transposed = make(cls, values.shape, dtype=values.dtype, device=values.device)
+        made.late = late
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Transposed({[*self.shape]}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Transposed(args[0].late)
+        args, kwargs = tree_map_only(cls, lambda each: each.late.read(), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -239,6 +288,14 @@ class _Weight:
         with torch.autograd._unsafe_preserve_version_counter(self.versioned):
             for copy in self.copies:
                 view = copy.view(received[copy.source], self.ranks)
+                if copy.elements is not None:
+                    if copy.name not in self.gathered:
+                        with torch.inference_mode(False):  # what follows may be trained
+                            own.append(view.new_zeros(copy.shape))
+                            self.gathered[copy.name] = Transposed(_Late(own[-1]))
+                    held: Any = self.gathered[copy.name]
+                    held.late.source = view
+                    continue
                 if view.shape == copy.shape and view.is_contiguous():
                     before = self.gathered.setdefault(copy.name, view)
                     if before.data_ptr() != view.data_ptr():
@@ -250,7 +307,7 @@ class _Weight:
                 if copy.name not in self.gathered:
                     self.gathered[copy.name] = view.new_zeros(copy.shape)
                     own.append(self.gathered[copy.name])
-                _fill(self.gathered[copy.name], view)
+                self.gathered[copy.name].view(view.shape).copy_(view)
         if out is not None:
             return None
         nan = torch.full((), math.nan, dtype=dtype, device=self.local.device)
@@ -275,22 +332,6 @@ class _Weight:
     def leave(self, *_: Any) -> None:
         """Put buffers without memory in their place."""
         self.owner._buffers.update(self.absent)
-
-
-def _fill(whole: Tensor, view: Tensor) -> None:
-    """Copy what ranks sent; what pads rows stays zero."""
-    same = view.numel() == whole.numel()
-    to = whole.view(view.shape) if same else whole[..., : view.shape[-1]]
-    transposed = view.is_cuda and view.stride(-1) != 1 and has_triton()
-    (_copy_in_tiles() if transposed else Tensor.copy_)(to, view)
-
-
-@cache
-def _copy_in_tiles() -> Callable[[Tensor, Tensor], Any]:
-    """Compiled, it reads and writes whole lines; PyTorch's own copy reads byte by byte, which took
-    more time than all of the gathering.
-    """
-    return torch.compile(lambda to, view: to.copy_(view), dynamic=True)
 
 
 class _Shards:
