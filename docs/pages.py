@@ -97,7 +97,7 @@ VARIABLES = {
     " `XDG_CACHE_HOME`, else `~/.cache/fusegen`",
     TRACEBACK: "`1` shows the Python traceback of any error",
     "NO_COLOR": "anything keeps colours away, which otherwise a terminal has",
-    "CUDA_HOME, CUDA_PATH, CXX, CUTLASS_HOME, CUTLASS_DIR": "where `build` looks for its tools",
+    "CUDA_HOME, CUDA_PATH, CXX": "where `build` looks for its tools",
     "CUDA_VISIBLE_DEVICES": "whose first GPU is `native`",
 }
 """Of the environment."""
