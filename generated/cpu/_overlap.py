@@ -228,8 +228,7 @@ class Exchange:
         self._full = ROOM + _nbytes(shape, dtype)
         self._sent: list[tuple[Tensor, Any]] = []
         self._late: list[tuple[int, Tensor]] = []
-        size = self.memory.size
-        self.others = [(self.rank + step) % size for step in range(1, size)]
+        self.others = _others(self.rank, self.memory.size)
 
     def send(self, target: int, rows: Tensor) -> None:
         """Copy rows to a rank, when it has room for them; whatever else runs meanwhile."""
@@ -285,6 +284,11 @@ class Exchange:
             later._late.clear()
 
 
+def _others(rank: int, size: int) -> list[int]:
+    """Ranks behind a rank, in a circle."""
+    return [(rank + step) % size for step in range(1, size)]
+
+
 def gathered(
     rows: Tensor, product: Callable[[Tensor, Tensor], object], width: int, place: Place
 ) -> Tensor:
@@ -316,9 +320,7 @@ def gathered(
     return out.flatten(0, 1)
 
 
-def scattered(
-    rows: Tensor, product: Callable[[Tensor], Tensor], width: int, place: Place
-) -> Tensor:
+def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -> Tensor:
     """This rank's rows of a product, added up over ranks in their order and rounded once.
 
     Its own come last, behind the others and not beside them: of two products that may run, a graph
@@ -327,14 +329,18 @@ def scattered(
     Args:
         rows: [T, ...], contiguous, of whose product each rank gets as many rows.
         product: of rows of one rank.
-        width: columns of it.
         place: where.
     """
-    parts = rows.chunk(place.ranks.size())
-    exchange = _exchange(place, (*parts[0].shape[:-1], width), rows.dtype)
-    for target in exchange.others:
-        exchange.send(target, product(parts[target]))
-    return _add_up(exchange, product(parts[exchange.rank]))
+    own, size = place.ranks.rank(), place.ranks.size()
+    parts = rows.chunk(size)
+    exchange = None
+    for target in _others(own, size):
+        part = product(parts[target])
+        if exchange is None:
+            exchange = _exchange(place, tuple(part.shape), part.dtype)
+        exchange.send(target, part)
+    assert exchange is not None, "a rank alone has nobody to scatter to"
+    return _add_up(exchange, product(parts[own]))
 
 
 def start_to_gather(rows: Tensor, place: Place) -> Callable[[], Tensor]:

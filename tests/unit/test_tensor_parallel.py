@@ -80,8 +80,8 @@ def test_gradients_of_inputs_move_while_those_of_weights_are_computed() -> None:
             "moe_layer",
             "tensor_sequence_parallel",
             [
-                *("all_gather x", "all_gather probs", "all_gather ids", "all_reduce counts"),
-                *("share fc2_bias", "reduce_scatter y_part"),
+                *("all_gather probs", "all_gather ids", "all_reduce counts", "share fc2_bias"),
+                *("all_gather x", "reduce_scatter y_part"),
             ],
             [
                 *("all_gather dy", "all_gather x"),
@@ -92,8 +92,8 @@ def test_gradients_of_inputs_move_while_those_of_weights_are_computed() -> None:
             "moe_layer",
             "expert_parallel",
             [
-                *("all_gather x", "all_gather probs", "gather_numbers ids"),
-                *("reduce_scatter counts", "reduce_scatter y_part"),
+                *("all_gather probs", "gather_numbers ids", "reduce_scatter counts"),
+                *("all_gather x", "reduce_scatter y_part"),
             ],
             [
                 *("all_gather dy", "all_gather x"),
@@ -128,6 +128,32 @@ def test_rows_move_back_while_the_first_weights_have_their_gradients(word: str) 
         "wait dx",
         "wait dprobs",
     ]
+
+
+def test_rows_of_experts_are_planned_while_tokens_travel() -> None:
+    """What is small goes first; sums are made for one rank at a time, and ask for no more."""
+    plan = plan_of("sm_90a", Cell("moe_layer", "bf16", ("expert_parallel",)))
+    assert segments(plan, "forward") == [
+        "start forward_probs_all_pending",
+        "start forward_ids_own_pending",
+        "start forward_counts_own_pending",
+        "start forward_x_all_pending",
+        "wait probs_all",
+        "wait ids_own",
+        "wait counts_own",
+        "op split_sizes row_slot slot_row row_probs",
+        "wait x_all",
+        "op h experts",
+        "op y_part",
+        "start forward_y_part_pending",
+        "wait y",
+    ]
+    forward = plan.direction("forward")
+    assert forward is not None
+    adds = forward.programs[-1]
+    assert [argument.buffer for argument in adds.arguments] == ["experts", "slot_row"]
+    assert {symbol for check in adds.checks for symbol in check.symbols} == {"H"}
+    assert forward.starts[-1].by_rows == ("slot_row",)
 
 
 def test_experts_are_counted_from_the_first_of_a_rank() -> None:

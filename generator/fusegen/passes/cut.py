@@ -9,9 +9,10 @@ A collective stands before the first step that reads what it gives.  Each op is 
 own: what crosses from one to another is a result of the one and an argument of the other, and what
 lives in one op alone stays in its workspace.
 
-What ranks exchange of whole tensors surrounds the ops.  What comes in is started and waited for
-before the first; what the forward left and the backward exchanges again is waited for by the op
-that reads it, and what leaves is started behind the last step that writes any of it, so that other
+What ranks exchange of whole tensors surrounds the ops.  What comes in is started before the first,
+in the order in which it is waited for; rows that the forward's steps read last, and what the
+forward left and the backward exchanges again, are waited for by the op that reads them, the rest
+before the first.  What leaves is started behind the last step that writes any of it, so that other
 gradients are computed meanwhile.  Such a backward keeps the order of its steps: gradients of inputs
 come first.
 
@@ -33,9 +34,11 @@ from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
+from ..ir.shapes import symbols
 from ..ir.step import Result, Step
 from ..steps import is_gemm
 from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
+from ..steps.routing import COMBINE_ROWS
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -73,7 +76,7 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
         making = _Cut(draft, whole, dims)
-        return Direction(whole.name, _by_rows(making, ops(making, ())))
+        return Direction(whole.name, _by_rows(making, ops(making, _sums_of_rows(draft, whole))))
 
     def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
         making = _Cut(draft, backward, dims)
@@ -89,6 +92,17 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
     best, places = best_way(draft, whole, possible_cuts, freeing=freeing, ordering=not collectives)
     return Direction(whole.name, ops(_Cut(draft, best, dims), places))
+
+
+def _sums_of_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
+    """The place of a last step that adds up rows for each token, where ranks scatter the sums."""
+    scattered = {n for c in draft.collectives if c.kind == REDUCE_SCATTER.name for n in c.operands}
+    last = enumerate(whole.steps[-1:], len(whole.steps) - 1)
+    return tuple(place for place, step in last if _adds_rows(step) and step.out in scattered)
+
+
+def _adds_rows(step: Step) -> bool:
+    return step.primitive == COMBINE_ROWS.name and not step.input("add")
 
 
 _OF_A_PRODUCT = {"a", "b", "add"}
@@ -114,15 +128,20 @@ def _by_rows(making: _Cut, segments: tuple[Segment, ...]) -> tuple[Segment, ...]
                 rows = _rows_of(op)
                 readers = [each for each in segments if not {*op.gives}.isdisjoint(each.takes)]
                 if rows and start.takes == op.gives and readers == [start] and wait.gives:
+                    marked[place] = making.of_any_rows(op)
                     marked[place + 1] = replace(start, by_rows=(rows,))
     return tuple(marked)
 
 
 def _rows_of(segment: Segment) -> str:
-    """The argument that an op multiplies row by row, if that is all it does; empty otherwise."""
+    """The argument that an op multiplies row by row, or that names what it adds up for each row, if
+    that is all it does; empty otherwise.
+    """
     if not isinstance(segment, Program) or len(segment.steps) != 1:
         return ""
     (step,) = segment.steps
+    if _adds_rows(step):
+        return step.input("slot_row") or ""
     product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
     alone = segment.gives == (step.out,) and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
     return (step.input("a") or "") if product and alone else ""
@@ -156,6 +175,17 @@ class _Cut:
         checks = tuple(known.get((each.kind, each.tensor), each) for each in made.checks)
         return replace(made, part=op.part, when=op.when, checks=checks)
 
+    def of_any_rows(self, op: Program) -> Program:
+        """An op of one step that takes nothing that tells how many rows there are in all."""
+        (step,) = op.steps
+        if not _adds_rows(step):
+            return op
+        arguments = tuple(each for each in op.arguments if each.buffer in step.reads)
+        made = program(op.name, self.draft, op.steps, arguments, op.flags, op.results, self.dims)
+        tokens = symbols(self.draft.buffers[step.out].shape.flat[0])
+        checks = tuple(each for each in made.checks if tokens.isdisjoint(each.symbols))
+        return replace(made, part=op.part, when=op.when, checks=checks)
+
     def segments(
         self, collectives: list[Collective], further: tuple[int, ...], *, late: bool
     ) -> Iterator[Segment]:
@@ -164,10 +194,11 @@ class _Cut:
         Args:
             collectives: of the program.
             further: places.
-            late: whether what the backward exchanges again comes in where it is read first, and
-                what leaves does so before the last step.
+            late: whether what may come in where it is read first does so, and what leaves does
+                before the last step.
         """
         places = {each.future: self._place(each, late=late) for each in collectives}
+        collectives = sorted(collectives, key=lambda each: places[each.future][1])
         there = {a.buffer: a.when for a in self.whole.arguments}
         numbers, begin, end = count(1), 0, len(self.whole.steps)
         started: dict[str, Start] = {}
@@ -197,9 +228,24 @@ class _Cut:
         if {*collective.operands} & {result.buffer for result in self.whole.results}:
             end = len(self.whole.steps)
             return self._last_leaving() if late else end, end
-        incoming = not {*collective.operands}.isdisjoint(self.draft.incoming)
-        left = self.whole.name == "backward" and not incoming
-        return 0, self._first_reader(collective) if late and left else 0
+        place = self._first_reader(collective)
+        if self.whole.name == "backward":
+            waits = {*collective.operands}.isdisjoint(self.draft.incoming)
+        else:
+            waits = place == self._last_rows
+        return 0, place if late and waits else 0
+
+    @property
+    def _last_rows(self) -> int:
+        """The position of the first reader of the rows that come in and are read last."""
+        given = {result.buffer for result in self.whole.results}
+        rows = (
+            each
+            for each in self.draft.collectives
+            if each.direction == self.whole.name and each.outside
+            if each.kind == ALL_GATHER.name and given.isdisjoint(each.operands)
+        )
+        return max(map(self._first_reader, rows), default=0)
 
     def _first_reader(self, collective: Collective) -> int:
         """The position of the first step that reads what it gives; behind all where none does."""

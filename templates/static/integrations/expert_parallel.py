@@ -282,7 +282,8 @@ def _collected(rows: Tensor, slots: Tensor) -> Tensor:
 class _ToExperts(torch.autograd.Function):
     """Tokens, their weights and choices to the ranks of experts; gradients come back added up.
 
-    While tokens travel, choices become those of this rank's experts, and are counted.
+    While tokens travel, behind what is small, choices become those of this rank's experts, and are
+    counted.
     """
 
     @staticmethod
@@ -297,11 +298,12 @@ class _ToExperts(torch.autograd.Function):
         *where: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         choices = _send(ids, "ids", group, *where, empty=-1)
-        tokens = _send_as(payload, x, "x", group, *where)
         weights = _send(probs, "probs", group, *where)
+        tokens = _send_as(payload, x, "x", group, *where)
         chosen = choices() - first
         counts = _counted(chosen, own)
-        return tokens(), weights(), chosen, counts
+        arrived = weights()
+        return tokens(), arrived, chosen, counts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

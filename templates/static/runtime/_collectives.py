@@ -319,7 +319,6 @@ def scattered_product(
     sources: tuple[Tensor],
     product: Callable[[Tensor], Tensor],
     *,
-    width: int,
     dims: int = 1,
 ) -> Tensor:
     """This rank's rows of what `product` gives, added up over ranks.
@@ -327,8 +326,7 @@ def scattered_product(
     Args:
         place: where sums are scattered.
         sources: one, of the same shape on all ranks.
-        product: of any rows, each by itself.
-        width: columns of it.
+        product: of any rows, each by itself, a row for each.
         dims: as of `start_reduce_scatter`.
 
     Raises:
@@ -341,7 +339,7 @@ def scattered_product(
     _refuse_one_row(place, source, dims)
     _refuse_unequal(place, source)
     with _named(place):
-        return _overlap.scattered(source.contiguous(), product, width, place)
+        return _overlap.scattered(source.contiguous(), product, place)
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:

@@ -188,8 +188,7 @@ class _Printer:
                 words = [self._place(segment), _tuple(sources)]
                 words += (f"{key}={_scalar(value)}" for key, value in segment.attributes)
                 words += (
-                    f"{key}={self._size(self.direction.programs[0], size)}"
-                    for key, size in segment.sizes
+                    f"{key}={self._size(self._telling(size), size)}" for key, size in segment.sizes
                 )
                 words += self._dimensions(segment)
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
@@ -213,9 +212,9 @@ class _Printer:
 
     def _scattered(self, op: Program, start: Start, wait: Wait, conditions: Conditions) -> str:
         """An op that may be asked for the rows of one rank at a time, and what scatters them."""
-        (rows,), (part,), (result,) = start.by_rows, start.operands, wait.results
+        (rows,), (result,) = start.by_rows, wait.results
         product = f"lambda {rows}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple([rows]), product, self._width(op, part)]
+        words = [self._place(start), _tuple([rows]), product]
         words += self._dimensions(start)
         return f"{result} = _collectives.scattered_product({', '.join(words)})"
 
@@ -228,6 +227,16 @@ class _Printer:
         bound = (line.split(" = ", 1) for line in bind_lines(op, symbols(size)))
         sources = {name: Sym(f"({text})" if " " in text else text) for name, text in bound}
         return to_python(substitute(size, sources))
+
+    def _telling(self, size: Expr) -> Program:
+        """An op, arguments of which tell a size before any op or collective."""
+        made = {name for each in self.direction.segments for name in each.gives}
+
+        def tells(op: Program) -> bool:
+            told = {each.symbol: each.candidates[0][0] for each in op.bindings}
+            return all(name in told and told[name] not in made for name in symbols(size))
+
+        return next(op for op in self.direction.programs if tells(op))
 
     def _dimensions(self, start: Start) -> Iterator[str]:
         """How many dimensions a tensor has at least whose first is that of rows."""
