@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:892d89b3f16b031a
+# checksum sha256:58c1873d56c8e455
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "419b0eeefcf1c5b884c50ec18fa2e1b930e6035020152432563ed75b04a20993"
+DIGEST = "d95d2aed57c0199a6a34a326494075aaeffb9d573bd4641e8fef24b8c24888d8"
 _library.join("moe_layer__bf16", DIGEST)
 
 

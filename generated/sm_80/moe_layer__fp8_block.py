@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:486f68af87e0184d
+# checksum sha256:ff1094343c0aa5ef
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "cd6e113802d342a2ae21a932442a099e09889a5221c57d79a4c07f9458ef9318"
+DIGEST = "2b59bfbd2036b91a1d14aae7250ad9fe0c613a30c99a84253d55425ff58a3c64"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

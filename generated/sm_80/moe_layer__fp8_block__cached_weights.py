@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:97544d38f3c8b1ff
+# checksum sha256:5da907676f3c4922
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "5af60327e452a6696322a3a3be5ea96d1d865f835594e0cf9794dcdc31ca8d62"
+DIGEST = "691b65822e8445f7e394b9d7ea83487ee02ea14605df368d747e46d97809a4bd"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

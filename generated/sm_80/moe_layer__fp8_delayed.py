@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:47100454403e8371
+# checksum sha256:c01544d4f00dc24b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "e33f3872220f3f6b2f9b152b7a95996fb1a1e059d76c2327c27a0a3bf0e40a2d"
+DIGEST = "759d91749ff72ba1110740fa1593eb2374c5acc7536be634cc5fa4da0ad1259e"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7f6951c7883834c6
+# checksum sha256:8434075c421f33b3
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "1345af30fc76e9d357109d159c5bdde922cac1e204ad9c12a5aaa744ae1c90e1"
+DIGEST = "45b0e7b7b0cbbe1b93e99d468726a3ff0053bed34dd8e54302d7b243dcd6aa3b"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

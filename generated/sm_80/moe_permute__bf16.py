@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f909c79033ba40e1
+# checksum sha256:9c809f4aeb744410
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "0cb81709370814ebf1d22bdfa654ba37e6fb3212cd95cf35fe8e45bd1f537f3d"
+DIGEST = "d5755f1c1c72f1b5a6008aa651ee028c14be20f561c180b22e21f50f2a0b3ec2"
 _library.join("moe_permute__bf16", DIGEST)
 
 

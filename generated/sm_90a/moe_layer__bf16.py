@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:82a5e6ba94829cb6
+# checksum sha256:ac719299335ceebb
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "c3d0f02e219eab2224236fa1c9c486e9cceeef9dbae74f868ccc20ea295f7082"
+DIGEST = "7d7c4316ef1fdf4c120eced3bffabdcc95fa116a0c707b6f8959067d10705504"
 _library.join("moe_layer__bf16", DIGEST)
 
 

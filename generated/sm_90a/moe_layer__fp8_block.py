@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b5a85746c470cf1d
+# checksum sha256:18fa7eb3b5fc383b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "1700c8cf61ef33405c5af5b23cd624635df647ae88bf3df5bfd626594b8dbc74"
+DIGEST = "cd012ffcd7f16022552c823602461c533b049416bc2f740a41db7f6860dcfd12"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

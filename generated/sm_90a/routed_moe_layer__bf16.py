@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:92cd551932c3b924
+# checksum sha256:14e88d2d016a011f
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "02ca343a6a1154b3c85d32f1a0ad17b1fc371d5413040019d88d2530ff92c2f5"
+DIGEST = "d66547a5bf4f30b6bf990f69600ab41d6c17059620080b0163f2e15135488bd3"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -55,6 +55,7 @@ class _Combine(ctypes.Structure):
         ("tokens", Long),
         ("choices", Long),
         ("columns", Long),
+        ("rows", Long),
     ]
 
 
@@ -125,9 +126,8 @@ def gather(kernels: Kernels, x: Tensor, row_slot: Tensor, slot_row: Tensor) -> T
 def combine(kernels: Kernels, y: Tensor, slot_row: Tensor, add: Tensor | None = None) -> Tensor:
     output = Buffer(2 * len(slot_row) * y.shape[1], "cpu")
     added = None if add is None else address(add)
-    arguments = _Combine(
-        address(y), address(slot_row), added, address(output), *slot_row.shape, y.shape[1]
-    )
+    places = (address(y), address(slot_row), added, address(output))
+    arguments = _Combine(*places, *slot_row.shape, y.shape[1], len(y))
     kernels.call("run_combine_rows", int(y.dtype == torch.float16), arguments)
     return output.bytes().view(y.dtype).view(len(slot_row), y.shape[1])
 
@@ -279,6 +279,15 @@ def test_rows_have_the_bits_of_the_reference(
             total[there] += y[slot_row[there, k].long()].float()
         total += 0.0 if extra is None else extra.float()
         assert torch.equal(got, total.to(dtype))
+
+
+def test_some_tokens_have_rows_among_those_of_all(kernels: Kernels) -> None:
+    """As one rank at a time is sent what is its own."""
+    slot_row = torch.arange(63, -1, -1, dtype=torch.int32).view(32, 2)
+    y = random(64, 16, dtype=torch.bfloat16)
+    whole = combine(kernels, y, slot_row)
+    parts = (combine(kernels, y, part) for part in slot_row.chunk(2))
+    assert torch.equal(torch.cat([*parts]), whole) and whole[:16].any()
 
 
 @pytest.mark.parametrize("value", (torch.nan, torch.inf))

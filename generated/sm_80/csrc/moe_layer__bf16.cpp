@@ -4,7 +4,7 @@
 //      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 //      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:a2c9408e8bc77565
+// checksum sha256:faec0cc0a08d58f9
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -227,6 +227,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h};
@@ -517,6 +518,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = T * K;
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:cf33832f40619ac8
+// checksum sha256:d40002e2c6745ab0
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -391,6 +391,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h_kept,
@@ -803,6 +804,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = T * K;
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

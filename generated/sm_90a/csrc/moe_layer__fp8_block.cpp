@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:87a090bcc2afe467
+// checksum sha256:4cec11ed26b0b7c0
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -297,6 +297,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h_kept};
@@ -752,6 +753,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = T * K;
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

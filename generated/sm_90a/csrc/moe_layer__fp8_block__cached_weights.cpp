@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:9658b58e0a7c4181
+// checksum sha256:681e421a04fd033b
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -306,6 +306,7 @@ std::tuple<Tensor, std::optional<Tensor>, std::optional<Tensor>, std::optional<T
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h_kept};
@@ -769,6 +770,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = extent(drows, -2);
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:36af3df594eddc97
+// checksum sha256:2b4be414eca8bf8e
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -361,6 +361,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h,
@@ -847,6 +848,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = T * K;
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

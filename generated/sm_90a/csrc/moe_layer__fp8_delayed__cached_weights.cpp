@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:83eea58c7f359435
+// checksum sha256:fae8673322afcc90
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -326,6 +326,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forwa
     arguments.tokens = T;
     arguments.choices = K;
     arguments.columns = H;
+    arguments.rows = T * K;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, split_sizes_kept, row_slot_kept, slot_row_kept, row_probs_kept, h,
@@ -803,6 +804,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = extent(drows, -2);
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

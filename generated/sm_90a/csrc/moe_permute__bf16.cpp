@@ -2,7 +2,7 @@
 // from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 //      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:935776a3f2f1dca7
+// checksum sha256:571a3d0e8efd40cd
 // Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 // goes back: one call per direction.
 
@@ -159,6 +159,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>> backward(
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
+      arguments.rows = extent(drows, -2);
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

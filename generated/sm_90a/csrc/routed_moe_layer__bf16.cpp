@@ -4,7 +4,7 @@
 //      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 //      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/csrc/launcher.cpp.j2
-// checksum sha256:bf0bdebbcb0a3cc2
+// checksum sha256:b325a1b8fbaecab4
 // A mixture-of-experts layer of 8 experts for each token, its router and losses included: one call
 // per direction.
 
@@ -294,6 +294,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, std::optional<Tensor>, std::optional<
     arguments.tokens = T;
     arguments.choices = 8;
     arguments.columns = H;
+    arguments.rows = 8 * T;
     check(kCell, combine_rows(io, arguments, stream));
   }
   return {y, aux_loss, z_loss, counts, router_logits_kept, ids_kept, split_sizes_kept,
@@ -627,6 +628,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
       arguments.tokens = T;
       arguments.choices = 8;
       arguments.columns = H;
+      arguments.rows = 8 * T;
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

@@ -13,10 +13,11 @@ class Origin(str, Enum):
     """Where the value of a field comes from.
 
     Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
-    where its name says so; the outermost dimension of a result (LENGTH); a SIZE or an ATTRIBUTE by
-    name; its KIND, or a WORD that is the value of the attribute of the field's name, as an
-    enumerator.  Of the copy in a slot: bytes from row to row (PITCH), and
-    scales from one block of columns to the next where those of tokens are neighbours (TOKEN_PITCH).
+    where its name says so; the outermost dimension of a result (LENGTH), or of an operand, as the
+    tensor has it where an op is given one (ROWS); a SIZE or an ATTRIBUTE by name; its KIND, or a
+    WORD that is the value of the attribute of the field's name, as an enumerator.  Of the copy in a
+    slot: bytes from row to row (PITCH), and scales from one block of columns to the next where
+    those of tokens are neighbours (TOKEN_PITCH).
     Of the architecture: the ALIGNMENT of where groups start.  Of the device: the number of its
     MULTIPROCESSORS.
 
@@ -36,6 +37,7 @@ class Origin(str, Enum):
     FLOAT_RESULT = "float_result"
     INTEGER_RESULT = "integer_result"
     LENGTH = "length"
+    ROWS = "rows"
     SIZE = "size"
     ATTRIBUTE = "attribute"
     KIND = "kind"

@@ -69,6 +69,7 @@ COMBINE_LAUNCH = Launch(
         Field("add", Origin.OPERAND, "add", optional=True),
         Field("x", Origin.RESULT, "out"),
         *sizes("tokens", "choices", "columns"),
+        Field("rows", Origin.ROWS, "a"),
     ),
     assigned=True,
 )

@@ -210,6 +210,11 @@ def _value(place: _Place, field: Field) -> str:
         case Origin.LENGTH:
             name = place.result(field.of)
             return place.size(plan.buffer(name).shape.dims[0]) if name else ""
+        case Origin.ROWS:
+            name = step.input(field.of) or ""
+            if name in {argument.buffer for argument in place.program.arguments}:
+                return f"extent({name}, -2)"  # of more tokens than the op may be asked for
+            return place.size(plan.buffer(name).shape.flat[0])
         case Origin.SIZE:
             return place.size(dict(step.sizes)[field.of])
         case Origin.ATTRIBUTE:

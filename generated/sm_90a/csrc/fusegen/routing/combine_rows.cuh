@@ -30,7 +30,7 @@ static __global__ void __launch_bounds__(kTeamThreads, 3)
   let_next_kernel_start();
   const int64_t token = teams.token();
   if (token >= in.tokens) return;
-  const Map slot_row{static_cast<const int32_t*>(in.slot_row), uint32_t(in.tokens * in.choices)};
+  const Map slot_row{static_cast<const int32_t*>(in.slot_row), uint32_t(in.rows)};
   const auto* const y = static_cast<const uint4*>(in.y);
   const auto* const add = static_cast<const uint4*>(in.add);
   auto* const x = static_cast<uint4*>(in.x) + token * teams.vectors;
