@@ -7,7 +7,7 @@
 //      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 //      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 //      templates/csrc/launcher.cpp.j2
-// checksum sha256:fae8673322afcc90
+// checksum sha256:a2e9c787c36e1494
 // The experts of a mixture-of-experts layer behind its router, from tokens to tokens: one call per
 // direction.
 
@@ -804,7 +804,7 @@ std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>> 
       arguments.tokens = T;
       arguments.choices = K;
       arguments.columns = H;
-      arguments.rows = extent(drows, -2);
+      arguments.rows = extent(*drows, -2);
       check(kCell, combine_rows(io, arguments, stream));
     }
   }

@@ -36,9 +36,8 @@ from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_
 from ..ir.segments import Collective, Start, Wait
 from ..ir.shapes import symbols
 from ..ir.step import Result, Step
-from ..steps import is_gemm
+from ..steps import definition, is_gemm
 from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
-from ..steps.routing import COMBINE_ROWS
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -102,7 +101,8 @@ def _sums_of_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
 
 
 def _adds_rows(step: Step) -> bool:
-    return step.primitive == COMBINE_ROWS.name and not step.input("add")
+    kind = definition(step.primitive)
+    return bool(kind.named) and {each.slot for each in step.inputs} == {kind.moves, kind.named}
 
 
 _OF_A_PRODUCT = {"a", "b", "add"}
@@ -141,7 +141,7 @@ def _rows_of(segment: Segment) -> str:
         return ""
     (step,) = segment.steps
     if _adds_rows(step):
-        return step.input("slot_row") or ""
+        return step.input(definition(step.primitive).named) or ""
     product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
     alone = segment.gives == (step.out,) and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
     return (step.input("a") or "") if product and alone else ""

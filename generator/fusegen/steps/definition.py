@@ -144,6 +144,8 @@ class StepDef:
             partial sums it gives partial sums.
         moves: the operand whose rows or elements it puts where other operands say; empty where it
             moves none.  Of rows of some groups it gives tokens what these have for them.
+        named: the operand each row of which names all rows of `moves` that a row of the result is
+            of, so that it may be asked for some of its rows; empty where there is no such one.
         in_place: results that may lie in the memory of an operand, by slot: each element of that is
             read by nobody but who writes the same element, before it does.
         sums: results that are added up along those dimensions: of shards they are partial sums.
@@ -179,6 +181,7 @@ class StepDef:
     independent: tuple[str, ...] = ()
     linear: tuple[str, ...] = ()
     moves: str = ""
+    named: str = ""
     in_place: Mapping[str, str] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
     scratch: Callable[[Step, Mapping[str, Buffer], Formats], Results] | None = None

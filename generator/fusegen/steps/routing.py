@@ -158,6 +158,7 @@ COMBINE_ROWS = StepDef(
     equal=_EVERY_SLOT,
     linear=("a", "add"),
     moves="a",
+    named="slot_row",
     reference=Reference("routing.combine_rows", frozenset(("a", "slot_row", "add"))),
     sizes={"tokens": "T", "choices": "K", "rows": "TK", "columns": "H"},
     flops=_added,

@@ -212,8 +212,9 @@ def _value(place: _Place, field: Field) -> str:
             return place.size(plan.buffer(name).shape.dims[0]) if name else ""
         case Origin.ROWS:
             name = step.input(field.of) or ""
-            if name in {argument.buffer for argument in place.program.arguments}:
-                return f"extent({name}, -2)"  # of more tokens than the op may be asked for
+            given = {each.buffer: "*" * each.optional for each in place.program.arguments}
+            if name in given:
+                return f"extent({given[name]}{name}, -2)"
             return place.size(plan.buffer(name).shape.flat[0])
         case Origin.SIZE:
             return place.size(dict(step.sizes)[field.of])
