@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ _ROWS, _COLUMNS = 64, 128
 _transpose: Any = None
 
 if has_triton_package():
-    import triton
-    import triton.language as tl
+    triton: Any = importlib.import_module("triton")  # which need not be there for type checkers
+    tl: Any = importlib.import_module("triton.language")
 
     # Lines of 128 bytes are read and of 64 written.  PyTorch's own copy reads byte by byte, and the
     # kernel that it compiles of one reaches a third of this one's speed.
     @triton.jit
-    def _transpose(  # type: ignore[no-untyped-def, no-redef]
+    def _transpose(  # type: ignore[no-untyped-def]
         source,
         to,
         rows,
