@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cf81f913dbfe9b71
+# checksum sha256:a534967c91cb4ced
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "0f473a96b66a2152d4629791ef9a4cb9ada5e0377a18a1f6c9ac0564238809f7"
+DIGEST = "7606a5fc63165697ab03770ce667e67da08b2200ed19dbe98aa84a1a3f5cb62b"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

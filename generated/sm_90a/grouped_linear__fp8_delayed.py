@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19765fee7581fb45
+# checksum sha256:07049dc49701afac
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "577bcc410b88d7dbe8c4443c4c0085da2cfb33ce6f7ac436aa4e043d19b4cb55"
+DIGEST = "da1e84cad7f55e287f7642c75e0b20002f31bf17d70206fa65d67c61f6f11cdc"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3d7dcdc49d97d234
+# checksum sha256:b283291fe37c8f83
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "9635f6a1834bdab2ab9e8c96e5bd0f3a46b8d20c49da2066406d511f3ba0c7ba"
+DIGEST = "685842dd443715027ded56dfbdb3ecbc7f1e98bde68618ca64d228f3ac6cce32"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

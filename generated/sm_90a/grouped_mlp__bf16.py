@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:2f3f94e1aa3dba6b
+# checksum sha256:82a3ed97d621de5c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "72e97c4dc640c4e0c3dbe14c01734a72badc86ce776167cd9730c6a5a9f7ce6d"
+DIGEST = "6581ba5e1074e163883ea94d07bf4ddacadc742db58cd33e3bd2729a570f03d1"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

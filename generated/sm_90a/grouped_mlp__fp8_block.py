@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0678f63e22660472
+# checksum sha256:f4ed0e55411b30cd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "b490fcb7c0fd05ec37169c7e33c551e6c4749463c304191d1aa2b7d7200f8b76"
+DIGEST = "cc8dca7e610cc4b0053646f19a00813a7b8f2e6a6cc7aaa512395b7bea9a6ab5"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6fa5d49bf803e522
+# checksum sha256:63370c76b9308753
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "76349e44ae0b0334f2d260c5195275aac0268e393753b459f17f9d68a0de528b"
+DIGEST = "bfb139c2373461ab0b5a5aabee9089803c0a4f30998669956364cca79eb1a275"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f495c9ec2a0f989f
+# checksum sha256:3f0f2ccbd77dd805
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "9d01871b94fe2d4c08883a73c9db9bd44c0db88b02208f40e3b5739099cd47c7"
+DIGEST = "7084a102d93e92ec300139a75c16feb0648d8c67e0eb4d359b5ebdbc2ea22722"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:a5ea2bb519d06c85
+# checksum sha256:a1cc816d71a6b330
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "803d96bd51f296478e16c9ccaaf6acf1e02a617db7ee6c6d4da74f60bb4c845b"
+DIGEST = "e171ec76438d70d89312460f270a2b86d03363779ad7e719ace552640ec41967"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d75b6bd9af36250a
+# checksum sha256:e50d7de7a264afa6
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "8be587e65c8d7d038bcac32f6baacb90e4e4310934b97cdf79dced2d69547653"
+DIGEST = "5a2ba9908650ad6f6cf8b81e9f39bf5692ca4278009cf57cb1303ed39c842f40"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00e77051d5dfe68c
+# checksum sha256:5c11de20975e844d
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "4ee36d93b9c54ec6ec3a340c4b17bf27a31cf50fe68911ecf34d98833af487a5"
+DIGEST = "a836507538794f7c5418e51a43f9d82dac9e5f85361667d3b64a43c740eccdc3"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9244665f9394d5f4
+# checksum sha256:10abad2f0bfcb8af
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "82d609af5fcc5567761e96302743af6ec3783e601c468ddbb5a8da275cd9ed4e"
+DIGEST = "ac95c14bdf4feeb65ba45ea37a3d90dcb53d8733a73db245c3be9e9dcf8b0bf5"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

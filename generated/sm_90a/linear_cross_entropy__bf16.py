@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7ba2d13f330d7639
+# checksum sha256:4d0361e37a904e73
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "e5f178b3853462191f432d87f45971a455af435b518a46d632e844a2dd52acba"
+DIGEST = "736221f8e844020e507b215a3e00d8b530ab722d35bd3f87e823c298687a8114"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

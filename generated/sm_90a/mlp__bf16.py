@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9702a0187c89012e
+# checksum sha256:35c0670aa8ca4bd5
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "90c48d86eb597da6faa6382947b0ede659875b554dfc47ad3aa0cbd7b70215ea"
+DIGEST = "257976e3dac5eb13db8e5f321e592a59f467992c7703fbc8057935d3e9d65f8e"
 _library.join("mlp__bf16", DIGEST)
 
 

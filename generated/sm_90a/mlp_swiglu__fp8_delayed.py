@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d89eb718885c966a
+# checksum sha256:6ed4a6e609e6e2c0
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "a69c9fc8354af22c77205e21b93b11770cb85eb6a3c29a5b39eade0663fb5c43"
+DIGEST = "720258b8ba1ac443f349b2a734c4cdc9587c49e6abb7434281ce7757f6e2a031"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ac719299335ceebb
+# checksum sha256:41ce27a6c37f160d
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "7d7c4316ef1fdf4c120eced3bffabdcc95fa116a0c707b6f8959067d10705504"
+DIGEST = "9d250932e84ae33fc79324882b4c9d1eebb88bd2f0469c49eb70966d5a208fb2"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18fa7eb3b5fc383b
+# checksum sha256:5b9e5f200ac582b5
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "cd012ffcd7f16022552c823602461c533b049416bc2f740a41db7f6860dcfd12"
+DIGEST = "4208836f02062797be64c3a9243e7c5921e26c9ed0ffda8e440f954d5ed80d32"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e8d43fb617130b61
+# checksum sha256:dbba31bd1adc3fd4
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "d30ecba8ab046602957ee1dbfbacea17cf2136e89470b26612f7fde11a0f9370"
+DIGEST = "12a6a97b0acfd317af6e48bc6624b0ec078203859588b5f6304542e0290234fe"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:92add07be635e3ee
+# checksum sha256:9277dcf5127c8ec1
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "1dedceabf8346bc429aab0b2d742d6f1c5be80c6500307ce900a1dcb0f00b375"
+DIGEST = "f1ba896a39db28e93bc087da2687835a6d78ed6cf00d3d6b2eaa754eeeda79a0"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3d518a7fad007bf1
+# checksum sha256:b28126b614478aea
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "7eae54def3328666dd5f4f91eefd4dacb15bb6516359f00a89b29fc1464b14c6"
+DIGEST = "aee56872c395108efc5dd70846e326b086a430e3e46baf15d0a4a3a6b840d1f0"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

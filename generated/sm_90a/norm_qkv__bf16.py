@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:603b7f693c8a1924
+# checksum sha256:6c0ce9017f6918a6
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "1a8e46a8999b20255d870f968f6b7cbd42a16ab8321420f0f2154f8caab54949"
+DIGEST = "2a52dc97008d22a7648d9ab821d4ac37a0deebd64fed7db1be6a2ad804ddc741"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2e43b47624af2584
+# checksum sha256:a4a9f713a2e4bda1
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "ed0d4bd97705535622f76a809b608e147c489c2249fdab6b24433d2e7462ba62"
+DIGEST = "e31d1d4ebe4a9819e432eb931a84700cd17c791da66db53870d060af114e643e"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0c41f5b96628368f
+# checksum sha256:53860e1bac876395
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "8790b1a5b2c425b1baba65ef0044fa295ddac3fbef705dfce6b9ca4998449924"
+DIGEST = "09f3ad43cae66b2eff74bdae3ccbdacdc7de0b156fdcc9c01ccc5b0e7d297927"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

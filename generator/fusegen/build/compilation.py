@@ -83,7 +83,7 @@ def commands(
         *(("-lineinfo",) if lineinfo else ()),
     )
     host_flags = (*HOST_FLAGS, *(HOST_STRICT if strict else ()))
-    kernel_paths = (f"-ccbin={tools.host_compiler}", *_includes([]))
+    kernel_paths = (f"-ccbin={tools.host_compiler}", "-I.")
     # Error messages of PyTorch's headers carry __FILE__: without the map the first builder's
     # folders would travel with the object.
     prefix = f"-ffile-prefix-map={tools.torch.include}=torch"

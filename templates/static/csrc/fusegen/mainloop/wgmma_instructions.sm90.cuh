@@ -78,6 +78,14 @@ __device__ void issue_mma(float* d, uint64_t a, uint64_t b, ScaleOut scale = Sca
   static_assert(N == 64 || N == 128 || N == 192 || N == 256);
   constexpr bool kE4m3A = std::is_same_v<A, __nv_fp8_e4m3>;
   constexpr bool kE4m3B = std::is_same_v<B, __nv_fp8_e4m3>;
+  if constexpr (sizeof(A) == 1) {
+    static_assert(kE4m3A || std::is_same_v<A, __nv_fp8_e5m2>);
+    static_assert(kE4m3B || std::is_same_v<B, __nv_fp8_e5m2>);
+    static_assert(major_a == Major::K && major_b == Major::K);
+  } else {
+    static_assert(std::is_same_v<A, __nv_bfloat16> || std::is_same_v<A, __half>);
+    static_assert(std::is_same_v<A, B>);
+  }
   if constexpr (std::is_same_v<A, __nv_bfloat16>) {
     FUSEGEN_MMAS("k16", "bf16.bf16", FUSEGEN_MAJORS)
   } else if constexpr (std::is_same_v<A, __half>) {
