@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:db5cff4d0a204b96
+# checksum sha256:43c08c2ab481cf3b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "b51b4b543bf19d17fac9990cf5452ad0608d31117bffa7a9aa48a26ec9fc1631"
+DIGEST = "7011a9265f8366101050bfd044d13764462d20dd746ef2ad18210461a0fc84d9"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ff89898e6cb66290
+# checksum sha256:1b6e849bd2918cb3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "f9a646652710c7c15cdba0c76a5b677599966dccd5525da9cb35884bc3667efb"
+DIGEST = "23294085530ce987f2229ed83e4010ef944b79f3ac57e4999d4615263f01c007"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

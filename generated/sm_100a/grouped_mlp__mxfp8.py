@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ec0d004179d9cf3a
+# checksum sha256:321956bb686357d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "9637494725aeffba1397b1bb0b927e9ac08392853da62b5b0ce4bd66fc75abf8"
+DIGEST = "37e907cab1cdbcfddf80c430cf8207fac269ab741aa79ab3c4ad9fdb771387af"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:10290a9380196d02
+# checksum sha256:18dcfee277e8692d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "ac90d40c951b3aa40cb06cd383fadefc11d51256cdc709cdd2c28afa5cdb1e4a"
+DIGEST = "a744aa9df477569941092426f735fd9fb7312b96eb103e628a3b02e915c9cdd1"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2df53c4a991b95cd
+# checksum sha256:9b3143e08f2bbcb4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "05fb0e67939e0d094c52e139fd0737fec40e6ee54d4bff7f6318adf73597922c"
+DIGEST = "af4e6abd8cccc77c23b4a4da9a0b79cefa1ac9f5abb1c4a10171b5ffddc43a33"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

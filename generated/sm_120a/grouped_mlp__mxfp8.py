@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c6f5cc84a9601621
+# checksum sha256:0a966496174eea32
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "9dd0ebb0c7afa868aac22127665ec3fd40fdce5b9302ea1af9b73b10fa3a7b89"
+DIGEST = "c0821b988d7853b9460777cfb7adae3b884c7bd41767eada597d82d9b7d60fce"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ed44519c24d3bb46
+# checksum sha256:387485164908be4d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "dc33edf223db0eb8be8f5376963a788f970ffa9af4908d9594dd462ebba1c325"
+DIGEST = "0cf5a029ef7d769776c74ffb640e0e57912fbaea2c11132c39f83051d93c6e86"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2ff79b5377f0ee85
+# checksum sha256:dbffb79c5c6c2864
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "8a037dd02c677527061b7ded7791ec6975211a14e6a4ef5f3b085486f33e042e"
+DIGEST = "58af33e4a33819d1dfcbb92c1ebfb2ae0c6ad12cae2b82c4933a3546b7738095"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:569025739063e766
+# checksum sha256:911a6a3cf68f9e7c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "a9baef74e8db2c475bb69a775240c9374623e26438a20ab47699aa052e7c5a57"
+DIGEST = "42914aa5ac3c5c0df4ea4142d38e007801c269ce06bc75507317a8d0e6c5bd56"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

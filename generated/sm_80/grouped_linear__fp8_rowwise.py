@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ef5a4488122da309
+# checksum sha256:5e3b4156bf98e11c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "c265e554025bdff40eff9e26427128cdc272482eba0923315d845886d5d56573"
+DIGEST = "13fbd9fd8901265f47d50450c4f7e47c946b870510f6050bb31a8e4193adffc6"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

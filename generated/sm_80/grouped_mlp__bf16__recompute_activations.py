@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:14e607c5b39ee6d4
+# checksum sha256:90e53c9bfad5e768
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "299d35a06aa6e56a554c006c2ebba7d8e395fb99301e0d5c64fb07139e519264"
+DIGEST = "ab02ec56da3615065d8a249782569ccd1eea6e0bf5b2ea88a5a18a09c0ebbbbc"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

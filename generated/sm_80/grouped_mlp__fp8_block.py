@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:5d03bca1eef5cd00
+# checksum sha256:1a526bf571f6e57d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "cbb2b224f3b98a78c8250cf0b6e56a4624e6025fc6e358badb9e8963021d77f3"
+DIGEST = "9eb9152a769ae65624e29c13a766bbb65a01e28750e5accaba5b1dc4a637b84e"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

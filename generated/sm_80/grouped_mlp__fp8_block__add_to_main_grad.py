@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:836e2ae02dea6d02
+# checksum sha256:3d28c7bad632999d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "f0c8106c65c7aea8cf3fe2817dc475f84d8ca495590cce98e4924bcb2d59c880"
+DIGEST = "7f3e1916999aeab606418353b33f7ff1788c9d5f5bc5ec38a42cf13fc51a3a80"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

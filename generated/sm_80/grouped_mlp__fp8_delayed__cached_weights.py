@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:dbd8461cb846a6ac
+# checksum sha256:c6b9b321dd79ee08
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "e990936a913faddea740eb2956da0f263bac1d7717456d053b6ece1744144437"
+DIGEST = "0905a0a3879871de603ee15c9bfb5a959fadbe1312ccc22901c64f18ac875369"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dba95153aef39eeb
+# checksum sha256:b9c81f0306c3be9f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "7a6799242b09aa7eafee9e649c29d6e3e8683f20ec14656b9a794382ca5162c5"
+DIGEST = "ab3a212ea243413c86d06e1c00a58d0cc0ec6eabfabf6becd865536f0d9b9ef8"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

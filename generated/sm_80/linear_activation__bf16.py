@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3cd7fe0379f2d98b
+# checksum sha256:73aa274dd748b5df
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "61de2124428c6d885300f89d27c93aa6edc3ea6990b3a99f399b986ba342344a"
+DIGEST = "6d4939b3f976460a6d05e998bce90824c538ade364876fb078c732b746e0e2a5"
 _library.join("linear_activation__bf16", DIGEST)
 
 

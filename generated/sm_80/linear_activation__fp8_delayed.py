@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4d4f260f2af75a56
+# checksum sha256:f5f511ff53eaf358
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "27f57820dae3d1258c95b1e4ff6d2f119ca8f7ff6210b478d09a232c890b6697"
+DIGEST = "07dc2ac10dce0b6b3f618efc6c09879158dc15f126f141474d328031362f639a"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

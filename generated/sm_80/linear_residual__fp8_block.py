@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d33e32a5d2381f13
+# checksum sha256:08784ca6838613d6
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "644f383fe3f2d156e4a31d85c23c141a708becacd9001740763c25cfd3a733a4"
+DIGEST = "32e8b8db7eff188e53da70b634e127c099c21f385f3645df6207fc931397aebc"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e47f15787a01d7cc
+# checksum sha256:b529d0bdb8f8cda2
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "c9b38d42f0d968889727486d3069491d7fffa7c645e41af9b2d509069d78c4b2"
+DIGEST = "964f3b9ec241dd4c5913ceac7da5c8abfe79959f22367215d122ff0e9297a3b1"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:71568400c6931a35
+# checksum sha256:71bbb1a05e27251d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "912281e776b65d5d55d40b78ba2861aa96aef5f9c62481f3336dfe3c1fb02f7b"
+DIGEST = "827d0dd2afb96b295b345cecbfa7129941b303185a0af2ce6d18cfd450f5d49a"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6ec4d1eb90699384
+# checksum sha256:86f999659e9c3281
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "98db05632a8a974b3781f6259778b3f4edee84ed2f03ab1422992ceb37b7c67b"
+DIGEST = "52c3f0699570de1ccbdd09d3e2f13a87352465d5379593a09ef1740eff34ff8a"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

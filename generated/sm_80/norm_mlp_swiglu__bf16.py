@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0d7765019308c8c3
+# checksum sha256:c7584c63439bd0cc
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "30d613ce59844da8e928957533eab7527100c92fba2ed23028f91f10fcca4513"
+DIGEST = "e325fdf87c272abb6a89a2a0ccb1a3db6a82b6eef28aa0b795815262aa3bce99"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

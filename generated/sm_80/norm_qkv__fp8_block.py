@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d1fef799830f0d30
+# checksum sha256:cc5ad745949e35e9
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "61b615b12b9e15e4b7df3df98632ddf7581d457977198122152465bcf30e24cc"
+DIGEST = "dd9ac33ff2829b3022f69200a25727d032d66e489606e8dad04d3a0d102f0321"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

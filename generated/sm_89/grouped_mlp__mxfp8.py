@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:26af7d9ae68fc48c
+# checksum sha256:7edf2f6a66e5781f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "2be5629c8561c047eae3e0470af993941d04d2cdfd33a7f1db239c66375938ae"
+DIGEST = "eb767f63ebbcbdd95673fa150d1ed0d024acbcd0003744602c4189c1f3e02903"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b3d70dafe346ce20
+# checksum sha256:40389d433f5f263c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "befcc8e6746e74ce18d16b07bbb5195cff3e46e7ce50895c4718f031ff36aec1"
+DIGEST = "22aa6168fbe2a257fad3e0ccffe8d12368d696d5c8659135bc287844ed0b486d"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

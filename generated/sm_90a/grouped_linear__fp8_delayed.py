@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:07049dc49701afac
+# checksum sha256:4783011af04eaa38
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "da1e84cad7f55e287f7642c75e0b20002f31bf17d70206fa65d67c61f6f11cdc"
+DIGEST = "b48e3463cc8d8026562e42e9fe8b8a54020a29d6fbd40fa7fb5c4ea13bbed16f"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3285f28ebe1d9606
+# checksum sha256:28cba519095d01f6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "62cd49576fee9e4eacc00a09e387caefcfcaa85f76ce505475896f677a2d8c43"
+DIGEST = "ed8b1a592f8607b22501b1138a3dd1067b65ffa0506a6f6a616ed7a8487cd5ab"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

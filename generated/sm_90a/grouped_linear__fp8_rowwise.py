@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b283291fe37c8f83
+# checksum sha256:620edd19c11aff04
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "685842dd443715027ded56dfbdb3ecbc7f1e98bde68618ca64d228f3ac6cce32"
+DIGEST = "5f9b7ca17e2944f5ca9b49e1006d9c7f51a2556101ddafe09a83dd92110dda45"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:82a3ed97d621de5c
+# checksum sha256:ad5ad482c5dcca1e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "6581ba5e1074e163883ea94d07bf4ddacadc742db58cd33e3bd2729a570f03d1"
+DIGEST = "23138e6ff20f231d1beef1a768b9054c99dc8c8f73569311b3bd8b4201b394de"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:bd78a219a0addf1b
+# checksum sha256:2fdb0c177d178d01
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "3361d0e4ad74e92af837a91949099f7fbb51b7d783e18532cac95e76a7164314"
+DIGEST = "6e953f4065fde8dc5e5a385e870633fefa892dbfb55255730912cc24c86578d9"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

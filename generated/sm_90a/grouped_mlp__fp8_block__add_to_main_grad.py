@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1067d728b3d60a09
+# checksum sha256:8ebcd910dfb3cc25
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "9a5686cb755dc7df1c5d65dfb374f37bca120b36514f522974f7649f8de9557a"
+DIGEST = "bff53a2614b76a4d7cb06563059d9eccb78457fa4a16b9065bd0247f3f2a40df"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

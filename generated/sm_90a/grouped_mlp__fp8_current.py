@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:00d9573b3a0494e0
+# checksum sha256:b86a9ad735ad23e8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "31a067d03649ba4c558dc5b9af7f63f59dbf26bd8f4026eff9bd10ca92105307"
+DIGEST = "d6152c2a0b2b70fc3c263bf0e0ec503fcc5fc54758cef0909f290463c86d8fec"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7cd7f5b596a891f6
+# checksum sha256:ec52a9bfceff5e7b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "760a6e2c6021432dbeecf4ee0072c5d3aeebb34ebeab81912e5810e81948bfc1"
+DIGEST = "37ccf21a3a3ea5f5d2d49dbb5b1d133315804d215de05c6c36e218b0c0e4f325"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

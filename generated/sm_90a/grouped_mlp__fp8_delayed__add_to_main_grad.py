@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6030ecf544836393
+# checksum sha256:957f625facddfb03
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "8c2878f5daff002d1dac28eb5ec24a8f8031380585c99ec4165b002c8a227af1"
+DIGEST = "6e4561d47fb5716a80122d4146cc90541e447bf85ca1a1b56cf1459418d06243"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:3f0f2ccbd77dd805
+# checksum sha256:28cc92d005a31ad1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "7084a102d93e92ec300139a75c16feb0648d8c67e0eb4d359b5ebdbc2ea22722"
+DIGEST = "60cab5ed60ff1942c2d5179083ac59c31732081385b7f5c8b7860fe8513ea213"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

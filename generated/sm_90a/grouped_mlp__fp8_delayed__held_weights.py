@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e23cc8fe64ac8444
+# checksum sha256:42bfa9bf27b1fdde
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "7e1b728b24defb4c70bfddc072c1f56071629cf60035f44f386b3f03c74bb5bb"
+DIGEST = "633db7fcd224a069e7a426411b4e94b7a29d079a909f06ca183c04fae6707056"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:a1cc816d71a6b330
+# checksum sha256:f6162c6864008115
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "e171ec76438d70d89312460f270a2b86d03363779ad7e719ace552640ec41967"
+DIGEST = "72e49b4935fee8bd0eee06f061cfde7f65b6845b343a26561e7a5c318be7c594"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:194457975acef37d
+# checksum sha256:4410911cc9b0472f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "bce0add25e388f817732395f6d81fdf88aee27d4ed432d50544113eb3f321d87"
+DIGEST = "d689e25f32a5fce08112585f381e5473122bcd1c0bc7d78db07e46d18abaf752"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:e50d7de7a264afa6
+# checksum sha256:a3eb1904d8ed4fd4
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "5a2ba9908650ad6f6cf8b81e9f39bf5692ca4278009cf57cb1303ed39c842f40"
+DIGEST = "0a9720531f948abad3f6d81a4496e205b017fff8f520911e023f5f53d0c1aec0"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5c11de20975e844d
+# checksum sha256:054f427ab460b4f5
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "a836507538794f7c5418e51a43f9d82dac9e5f85361667d3b64a43c740eccdc3"
+DIGEST = "be5e12dc5d54456ac2d5848773279cbb8c7a67d43ecb6e3df8adf9aa8c6d937f"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3dbc8d22b960dbce
+# checksum sha256:283bd95978dcce6d
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "8fd71f66b934a5fd83c80be6491271acbe91a61cefe04b08cda9af281073ae80"
+DIGEST = "ae8f727f3401a9a98a33b158610a1407513f7300314b76389c926c5ea64a6976"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7f93a72f9699045f
+# checksum sha256:21f9e28f43a7ed5d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "a1138175eb445e7f24a3bb014bae0e6d018a8d8cdc9a91c6d36de390b2568df6"
+DIGEST = "c597d29b4a79969fb0917a3ec931c5060db6af9d6952c4cd93b71874e68b7246"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6ed4a6e609e6e2c0
+# checksum sha256:4ddbe74923963ba8
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "720258b8ba1ac443f349b2a734c4cdc9587c49e6abb7434281ce7757f6e2a031"
+DIGEST = "017895a33f6c4f1f04a7e7fcdffd40457eed71d72685d9a7d06c860b02ce5c07"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:41ce27a6c37f160d
+# checksum sha256:60f2175dca1ab46b
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "9d250932e84ae33fc79324882b4c9d1eebb88bd2f0469c49eb70966d5a208fb2"
+DIGEST = "19b2baf116eef6d029d71eac1377b5a98e13dec309e67b246e4976d76184538e"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e69556015a6531b5
+# checksum sha256:1647efa2e8557018
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "1c3f82b67302873c8fb17268017878207a1cddfee10515b0c762553e8f0a4883"
+DIGEST = "c6dfb13bef763d80c958357653b9233979d44cd8cc2aced52e4916bcbbc9e58a"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

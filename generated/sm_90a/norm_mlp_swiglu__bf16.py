@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f6d24a53ac3cba30
+# checksum sha256:39bb59d4b40317e8
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "5777908e78b54694c2a1a04e6b4c5590f21c8bc541a3e70a18a4220e07819fff"
+DIGEST = "238e0db28804a6fa3bb341e209eff6a4442f80dc586e78c7820b6704c818a49d"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

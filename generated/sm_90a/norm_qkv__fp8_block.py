@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:a4a9f713a2e4bda1
+# checksum sha256:7e12a9ed1d8555db
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "e31d1d4ebe4a9819e432eb931a84700cd17c791da66db53870d060af114e643e"
+DIGEST = "85d94ba5c3e14fb5bfb333536ca03743490a417918dfa30fcc30acc86c2408ef"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a653c3f9aa466dd8
+# checksum sha256:88df81b55a8eb01b
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "f58fba79b890dd31a50e1526518f64b4fab53b11de0ddd46da8eaacd01d9f2c7"
+DIGEST = "4a5fce788b76a6d1a7d23105001d4186db9134af6f6b8b29de4e32a199ab49ad"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -200,7 +200,9 @@ WITH_EPILOGUE = tuple(
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
-    if gemm.store in ("gated", "gated_aux", "codes"):
+    if gemm.store == "codes":  # of which there are always all
+        return tuple(case for case in OF_HALVES if not case.leaves)
+    if gemm.store in ("gated", "gated_aux"):
         return OF_HALVES
     if gemm.store in ("unary", "unary_aux", "binary"):
         return WITH_EPILOGUE

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusegen import api
 
-from .quantize_harness import CSRC, HERE, ROOT, Buffer, Long, Pointer, address
+from .quantize_harness import CSRC, HERE, ROOT, UNWRITTEN, Buffer, Long, Pointer, address
 
 KERNELS = ROOT / "generated" / "sm_90a" / "csrc" / "kernels"
 UNITS = tuple(
@@ -59,6 +59,7 @@ class _Arguments(ctypes.Structure):
         ("columns", Long),
         ("group_sizes", Pointer),
         ("groups", Long),
+        ("clears", ctypes.c_bool),
     ]
 
 
@@ -157,9 +158,10 @@ def _run(
     results: list[Buffer | None],
     columns: int,
     splits: Tensor | None = None,
+    clears: bool = True,
 ) -> None:
     """One launch; an operand or result stands once for each half that the kernel names."""
-    arguments = _Arguments(rows=operands[0].shape[0], columns=columns)
+    arguments = _Arguments(rows=operands[0].shape[0], columns=columns, clears=clears)
     if splits is not None:
         arguments.group_sizes, arguments.groups = address(splits), len(splits)
     for i, operand in enumerate(operands):
@@ -294,6 +296,24 @@ def test_rows_past_the_groups(library: ctypes.CDLL, columns: int, splits: list[i
     for plain, grouped in zip(*found, strict=True):
         assert torch.equal(plain[:used], grouped[:used])
         assert not grouped[used:].any()
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+def test_rows_that_are_left(library: ctypes.CDLL, splits: list[int]) -> None:
+    """They have the bytes that they had, and the others those of a kernel that clears."""
+    sizes, columns = torch.tensor(splits), 520
+    used = min(sum(max(size, 0) for size in splits), 11)
+    x, *_ = _tensors(11, 2 * columns, torch.bfloat16)
+    _, dy, scales = _tensors(11, columns, torch.bfloat16)
+    found = []
+    for clears in (True, False):
+        dx, sums = Buffer(2 * x.numel(), "cpu"), Buffer(4 * 11, "cpu")
+        name = "grouped_pointwise_scaled_swiglu_backward_bfloat16"
+        _run(library, name, [dy, x, x, scales], [dx, dx, sums], columns, sizes, clears)
+        found.append((dx.bytes().reshape(11, -1), sums.bytes().reshape(11, -1)))
+    for cleared, left in zip(*found, strict=True):
+        assert torch.equal(cleared[:used], left[:used])
+        assert (left[used:] == UNWRITTEN).all()
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bfloat16", "float16"))

@@ -176,6 +176,7 @@ struct Case {
   int tokens, n, k, clusters;
   bool dense;
   std::vector<int64_t> sizes;  // of a dense case: all tokens
+  bool clears = true;          // rows that no group has; left alone otherwise
 };
 
 // A part of the result that is cut into tiles of its own.
@@ -211,9 +212,9 @@ static std::vector<Region> regions_of(const Case& in, Gemm kind) {
     }
     begin += tokens;
   }
-  // Rows that no group has must come out zero, which is what a contraction of length 0 gives.
+  // Rows that no group has come out zero, which is what a contraction of length 0 gives, or are left.
   const int rest = in.tokens - begin;
-  if (kind != Gemm::wgrad) regions.push_back({begin, rest, rest, 0});
+  if (kind != Gemm::wgrad && in.clears) regions.push_back({begin, rest, rest, 0});
   return regions;
 }
 
@@ -300,6 +301,7 @@ Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
   walker.shape.groups = static_cast<int32_t>(in.sizes.size());
   walker.shape.n = in.n;
   walker.shape.k = in.k;
+  walker.shape.owners = walker.shape.groups + in.clears;
   walker.rank = rank;
   walker.cluster = cluster;
   walker.clusters = static_cast<uint32_t>(in.clusters);
@@ -469,9 +471,18 @@ size_t check_kinds(const Case& in) {
          check<Gemm::wgrad, Config>(in);
 }
 
+// Where rows are left alone.
+template <class Config>
+size_t check_kinds_of_rows(const Case& in) {
+  return check<Gemm::fprop, Config>(in) + check<Gemm::dgrad, Config>(in);
+}
+
 template <class... Tilings>
-size_t check_tilings(const Case& in) {
-  return (check_kinds<Tilings>(in) + ...);
+size_t check_tilings(Case in) {
+  size_t tiles = (check_kinds<Tilings>(in) + ...);
+  in.clears = false;
+  in.name += ", rows left";
+  return tiles + (check_kinds_of_rows<Tilings>(in) + ...);
 }
 
 static bool read_case(Case& in) {

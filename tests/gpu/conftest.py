@@ -64,6 +64,7 @@ _OF_FUSEGEN = [
     "test_collective_graphs.py",
     "test_fat.py",
     "test_memory.py",
+    "test_rows_of_ranks.py",
     "test_two_devices.py",
 ]
 _OF_TRANSFORMERS = ["test_experts_of_models.py"]

@@ -44,6 +44,7 @@ struct Case {
   int64_t tokens, n, k;
   int sm_count;
   bool bias, scale_per_group;  // the latter where scales are per tensor
+  bool leaves;                 // rows that no group has
   std::vector<int64_t> splits;  // none: dense
 
   bool dense() const { return splits.empty(); }
@@ -53,7 +54,7 @@ struct Case {
 inline bool read_case(std::istream& in, Case* out) {
   int64_t groups;
   if (!(in >> out->name >> out->tokens >> out->n >> out->k >> out->sm_count >> out->bias >>
-        out->scale_per_group >> groups)) {
+        out->scale_per_group >> out->leaves >> groups)) {
     return false;
   }
   out->splits.resize(size_t(groups));
@@ -113,6 +114,9 @@ struct Problem {
   int64_t weight_k() const { return fprop() ? in.k : in.n; }
   int64_t k_of(int64_t g) const { return wgrad() ? tokens(g) : weight_k(); }
   int64_t weights() const { return in.groups() * in.n * in.k; }
+
+  // Of a row that no group has: zero, or as it was.
+  bool is_rest(double value) const { return in.leaves ? std::isnan(value) : value == 0; }
 
   int64_t results() const { return wgrad() ? weights() : in.tokens * columns(); }
   int64_t result_at(int64_t g, int64_t row, int64_t column) const {
@@ -230,7 +234,7 @@ void check_results(const Problem& problem, const Operands& operands, Buffer<Stor
   }
   if (problem.wgrad()) return;
   for (int64_t i = problem.ends.back() * problem.columns(); i < results.count(); ++i) {
-    if (widened(results[i]) != 0) fail("a row that no group has is not zero");
+    if (!problem.is_rest(widened(results[i]))) fail("a row that no group has is %g", widened(results[i]));
   }
 }
 
@@ -279,6 +283,7 @@ struct Common {
     arguments = {a, b, has_bias ? bias.data() : nullptr, results.data(),
                  in.dense() ? nullptr : splits.data(), in.tokens, in.groups(), in.n, in.k,
                  in.sm_count, row_scales.data()};
+    arguments.clears = !in.leaves;
   }
 
   void check(const Problem& problem, const Operands& operands) {
@@ -298,11 +303,13 @@ struct Common {
     with.epilogue = kEpilogue;
     if (changing == Store::binary) with.epilogue.other = other.data();
     check_status(launch(with));
-    for (int64_t i = 0; i < results.count(); ++i) {
-      const float expected =
-          i < in_groups ? __bfloat162float(apart(changing, results[i], other[i])) : 0.0f;
+    for (int64_t i = 0; i < in_groups; ++i) {
+      const float expected = __bfloat162float(apart(changing, results[i], other[i]));
       if (widened(changed[i]) == expected) continue;
       fail("element %ld is %g after the epilogue, not %g", long(i), widened(changed[i]), expected);
+    }
+    for (int64_t i = in_groups; i < results.count(); ++i) {
+      if (!problem.is_rest(widened(changed[i]))) fail("rest %ld is %g after the epilogue", long(i), widened(changed[i]));
     }
     add_to_digest(changed.data(), size_t(changed.count()) * sizeof(*changed.data()));
     if (fusegen::has_aux(changing)) check_aux(with, changed, launch);
@@ -322,12 +329,13 @@ struct Common {
     check_status(launch(with));
     for (int64_t i = 0; i < gated.count(); ++i) {
       const int64_t row = i / columns, at = row * problem.in.n + i % columns;
-      const Result wanted = row < problem.ends.back()
-                                ? gated_apart(results[at], results[at + columns], rows[row])
-                                : Result(0.0f);
-      if (widened(gated[i]) == widened(wanted)) continue;
+      const bool rest = row >= problem.ends.back();
+      const Result wanted =
+          rest ? Result(0.0f) : gated_apart(results[at], results[at + columns], rows[row]);
+      const double found = widened(gated[i]);
+      if (rest ? problem.is_rest(found) : found == widened(wanted)) continue;
       fail("row %ld, column %ld is %g after the epilogue, not %g", long(row), long(i % columns),
-           widened(gated[i]), widened(wanted));
+           found, widened(wanted));
     }
     add_to_digest(gated.data(), size_t(gated.count()) * sizeof(*gated.data()));
     if (fusegen::has_aux(gating)) check_aux(with, gated, launch);

@@ -41,10 +41,11 @@ class Case:
     bias: bool = True
     scale_per_group: bool = True
     sm_count: int = 4
+    leaves: bool = False
 
     def line(self) -> str:
         """How the program reads it."""
-        flags = (int(self.bias), int(self.scale_per_group))
+        flags = (int(self.bias), int(self.scale_per_group), int(self.leaves))
         numbers = (self.tokens, self.n, self.k, self.sm_count, *flags, len(self.sizes))
         return " ".join([self.name, *map(str, (*numbers, *self.sizes))])
 
@@ -63,6 +64,7 @@ CASES = (
     Case("tiny", 7, 8, 24, (0, 7, 0)),
     Case("no_group_has_tokens", 70, 40, 136, (0, 0)),
     Case("no_tokens", 0, 40, 136, (0, 3)),
+    Case("rows_left", 170, 72, 136, (33,), leaves=True),
 )
 
 # Halves of 200 columns end within a part of every tile, those of 8 and 56 within the first one; of
@@ -75,6 +77,7 @@ OF_HALVES = (
     Case("tiny_halves", 7, 16, 24, (0, 7, 0)),
     Case("halves_without_tokens", 0, 48, 136, (0, 3)),
     Case("halves_that_no_group_has", 70, 48, 136, (0, 0)),
+    Case("halves_left", 170, 144, 136, (33,), leaves=True),
 )
 
 

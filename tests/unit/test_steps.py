@@ -272,6 +272,7 @@ TYPES = {
     Origin.FLOAT_RESULT: "float*",
     Origin.INTEGER_RESULT: "int64_t*",
     Origin.LENGTH: "int64_t",
+    Origin.CLEARS: "bool",
     Origin.SIZE: "int64_t",
     Origin.PITCH: "int64_t",
     Origin.TOKEN_PITCH: "int64_t",

@@ -202,6 +202,8 @@ class Step:
         parts: the steps that it does in one kernel, in order; none where it is a step of its own.
         attributes: scalars by the name that its kind or its expression has for each.
         chunks: how it runs its parts, where that is for a chunk of the rows at a time.
+        leaves: whether rows of its results that no group has stay as they are, since nobody reads
+            them.
     """
 
     primitive: str
@@ -223,6 +225,7 @@ class Step:
     parts: tuple[Step, ...] = ()
     attributes: tuple[tuple[str, AttributeValue], ...] = ()
     chunks: Chunks | None = None
+    leaves: bool = False
 
     def input(self, slot: str) -> str | None:
         """The buffer in an input slot, or None."""

@@ -9,14 +9,13 @@ A kind of step that computes each row by itself, such as a norm, knows no groups
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ..ir.kernel import GemmKind
 from ..ir.shapes import Expr, is_multiple
-from ..ir.step import Operand, Step
+from ..ir.step import Step
 from ..math import Program, zero_results
 from ..steps import copies_memory, definition, is_gemm
-from ..steps.pointwise import ROW_GROUPS
+from ..steps.pointwise import in_groups
 from .draft import Draft, NotPossible
 
 
@@ -96,11 +95,7 @@ class Padding:
                 f" {', '.join(sorted(others & self._results))}, whose rows are {math.rows},"
                 f" not {tokens}"
             )
-        return replace(
-            step,
-            inputs=(*step.inputs, Operand(ROW_GROUPS, groups)),
-            pointwise=replace(math, kernel=f"grouped_{math.kernel}", grouped=True),
-        )
+        return in_groups(step, groups)
 
     def _groups(self) -> tuple[str, Expr]:
         """Group sizes of the GEMM before it, or after it where there is none, and its tokens."""

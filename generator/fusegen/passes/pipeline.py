@@ -48,6 +48,7 @@ from .join_saved import join_saved
 from .join_states import join_states
 from .kernels import choose_kernels, choose_merged
 from .layout import with_layout
+from .leave_rows import leave_rows
 from .liveness import add_conditions, saved
 from .main_grad import keep_in_main_grad
 from .math import derive_math
@@ -234,6 +235,10 @@ def _run_by(draft: Draft, further: Iterable[KernelSet]) -> Draft:
 
 def _gather(draft: Draft, context: Context) -> Draft:
     return _run_by(*gather_operands(draft, context.arch, context.recipe))
+
+
+def _leave_rows(draft: Draft, context: Context) -> Draft:
+    return _run_by(*leave_rows(draft, context.arch, context.recipe))
 
 
 def _join_quantize(draft: Draft, context: Context) -> Draft:
@@ -525,6 +530,14 @@ PASSES: tuple[Pass, ...] = (
         _gather,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
+    ),
+    Pass(
+        "leave_rows",
+        "Rows past the groups that nobody reads are not written.",
+        _leave_rows,
+        needs=_of(Property.PROGRAMS),
+        before=_of(Property.CUT),
+        options=("expert_parallel",),
     ),
     Pass(
         "join_quantize",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
 from ..ir.shapes import Const, Expr, mul, product
@@ -74,8 +76,24 @@ def reads_decoded(step: Step) -> bool:
     return bool(step.copies) and step.input("a") != step.copies[0].data
 
 
+EPILOGUE = Field("", Origin.EPILOGUE)
+_LEFT = (EPILOGUE, Field("clears", Origin.CLEARS))
+
+
+def extended(launch: Launch, *fields: Field) -> Launch:
+    """A launch with more fields of ``GemmArguments``, with which every one of a GEMM begins."""
+    if launch.base:
+        return replace(launch, base=extended(launch.base, *fields))
+    return replace(launch, fields=(*launch.fields, *fields))
+
+
 def launch(step: Step) -> Launch:
     """The arguments of the kernel that multiplies what a step reads."""
+    stated = _of_operands(step)
+    return extended(stated, *_LEFT) if step.leaves else stated
+
+
+def _of_operands(step: Step) -> Launch:
     if not step.copies:
         return PLAIN
     if reads_decoded(step):

@@ -7,7 +7,6 @@ a result of the step, too, where something else reads it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from ..ir.kernel import GemmKind
@@ -52,8 +51,7 @@ def _epilogue(step: Step) -> Iterator[EpilogueMath]:
 def launch(step: Step) -> Launch:
     """That of the GEMM alone, and what its expressions read."""
     alone = gemm.launch(step)
-    told = replace(gemm.PLAIN, fields=(*gemm.PLAIN.fields, Field("", Origin.EPILOGUE)))
-    return told if alone is gemm.PLAIN else replace(alone, base=told)
+    return alone if step.leaves else gemm.extended(alone, gemm.EPILOGUE)
 
 
 def _with_epilogue(kind: StepDef) -> StepDef:

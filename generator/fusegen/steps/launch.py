@@ -14,7 +14,8 @@ class Origin(str, Enum):
 
     Of the step: the address of an OPERAND or a RESULT in a slot, as ``float*`` or ``int64_t*``
     where its name says so; the outermost dimension of a result (LENGTH), or of an operand, as the
-    tensor has it where an op is given one (ROWS); a SIZE or an ATTRIBUTE by name; its KIND, or a
+    tensor has it where an op is given one (ROWS); whether rows that no group has are written
+    (CLEARS); a SIZE or an ATTRIBUTE by name; its KIND, or a
     WORD that is the value of the attribute of the field's name, as an enumerator.  Of the copy in a
     slot: bytes from row to row (PITCH), and scales from one block of columns to the next where
     those of tokens are neighbours (TOKEN_PITCH).
@@ -38,6 +39,7 @@ class Origin(str, Enum):
     INTEGER_RESULT = "integer_result"
     LENGTH = "length"
     ROWS = "rows"
+    CLEARS = "clears"
     SIZE = "size"
     ATTRIBUTE = "attribute"
     KIND = "kind"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.shapes import Const, Expr, product
-from ..ir.step import Step
+from ..ir.step import Operand, Step
 from .definition import StepDef, Trait
 from .launch import Field, Launch, Origin
 
@@ -17,6 +19,17 @@ LAUNCH = Launch(
     "pointwise/pointwise.h",
     (Field("", Origin.EXPRESSION), Field("", Origin.ROW_GROUPS, ROW_GROUPS)),
 )
+
+
+def in_groups(step: Step, groups: str) -> Step:
+    """A step whose results are zero in the rows past groups of these sizes, without its kernel."""
+    math = step.pointwise
+    assert math is not None, step
+    return replace(
+        step,
+        inputs=(*step.inputs, Operand(ROW_GROUPS, groups)),
+        pointwise=replace(math, kernel=f"grouped_{math.kernel}", grouped=True),
+    )
 
 
 def _flops(step: Step) -> Expr:

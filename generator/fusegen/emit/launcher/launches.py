@@ -216,6 +216,8 @@ def _value(place: _Place, field: Field) -> str:
             if name in given:
                 return f"extent({given[name]}{name}, -2)"
             return place.size(plan.buffer(name).shape.flat[0])
+        case Origin.CLEARS:
+            return "false" if step.leaves else "true"
         case Origin.SIZE:
             return place.size(dict(step.sizes)[field.of])
         case Origin.ATTRIBUTE:
@@ -468,6 +470,7 @@ def _row_groups(plan: ModulePlan, step: Step, reading: Reading) -> dict[str, str
     return {
         "group_sizes": f"integers({reading(groups)})",
         "groups": to_cpp(plan.buffer(groups).shape.dims[0]),
+        "clears": "false" if step.leaves else "",
     }
 
 

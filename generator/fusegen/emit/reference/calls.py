@@ -126,7 +126,7 @@ def step_text(
         dtype = _own_type(plan, program) if rounds(step) else _type_of_sums(plan, program, step)
         words += [f"dtype={dtype}"] if dtype else []
         call = _accumulated(step, f"{_function(step)}({', '.join(words)})")
-    groups = step.input(ROW_GROUPS)
+    groups = None if step.leaves else step.input(ROW_GROUPS)
     call = f"steps.within({call}, {groups})" if groups else call
     return StepText(comment, when, _targets(step), call)
 

@@ -274,6 +274,7 @@ def _step_row(plan: ModulePlan, program: Program, step: Step, index: int) -> tup
     moved = f"{_formula(plan.buffer(name) for name in (*step.loads, *step.writes))} bytes"
     if plan.kernel_sets and copies_memory(step) and lies_there(plan, program, step):
         moved = "the same memory"
+    moved += ", of rows that a group has" if step.leaves else ""
     when = f"if {any_of(step.when)}" if step.when else ""
     origin = f"rule {step.rule}" if step.rule else ""
     return (step_comment(step, index), step.kernels or "", _flops(step), moved, when, origin)

@@ -26,8 +26,8 @@
 #include "fusegen/gemm/config.sm100.cuh"
 #include "fusegen/gemm/cta.sm90.cuh"
 #include "fusegen/gemm/decoded.cuh"
+#include "fusegen/gemm/encoded.sm90.cuh"
 #include "fusegen/gemm/epilogue.sm90.cuh"
-#include "fusegen/gemm/operands.sm90.cuh"
 #include "fusegen/gemm/result_sink.sm90.cuh"
 #include "fusegen/launch/launch.cuh"
 #include "fusegen/load/pair_loader.sm100.cuh"
@@ -251,17 +251,13 @@ static Status launch_tcgen05_gemm(const GemmArguments& in, Stream& stream,
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
-  CUtensorMap a, b, d;
-  Status status = encode_operands<kind, Element, Result, T>(in, &a, &b, &d);
-  if (!status.ok()) return status;
-  Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element, T::kTileN>(in.epilogue, columns_of<kind>(in), &epilogue);
-  if (!status.ok()) return status;
+  Encoded<Change, store> told(change);
+  if (Status status = encode<kind, Element, Element, T>(in, &told); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
                     Epilogue<Change, store>>(
       &ragged_tcgen05_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in,
-      stream, a, b, d, bias_of<Element>(in), epilogue);
+      stream, told.a, told.b, told.d, bias_of<Element>(in), told.epilogue);
 }
 
 template <Gemm kind, class Element, class Config, Store store = Store::io,
@@ -273,19 +269,16 @@ static Status launch_decoded_tcgen05_gemm(const DecodedGemmArguments& in, Stream
   if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
-  CUtensorMap a, b, d;
-  Status status = encode_operands<kind, __nv_bfloat16, Result, T>(gemm, &a, &b, &d);
-  if (!status.ok()) return status;
-  Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
-  if (!status.ok()) return status;
+  Encoded<Change, store> told(change);
+  if (Status status = encode<kind, __nv_bfloat16, Element, T>(gemm, &told); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);
   using Scales = decltype(scales);
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>,
                     Epilogue<Change, store>>(
       &ragged_decoded_tcgen05_gemm<kind, Element, Config, store, Scales, Change>,
-      shared_memory_allowed, gemm, stream, a, b, d, scales, bias_of<Element>(gemm), epilogue);
+      shared_memory_allowed, gemm, stream, told.a, told.b, told.d, scales,
+      bias_of<Element>(gemm), told.epilogue);
 }
 
 }  // namespace fusegen

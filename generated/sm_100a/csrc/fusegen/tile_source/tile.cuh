@@ -27,10 +27,17 @@ struct Shape {
   int32_t groups;
   int32_t n;
   int32_t k;
+  int32_t owners;  // of rows: the groups, and one more where rows that none has come out zero
 };
 
 __host__ __device__ constexpr uint32_t blocks(uint32_t extent, uint32_t size) {
   return (extent + size - 1) / size;
+}
+
+// Boxes of `width` that have a part of an extent, of `most`.
+__host__ __device__ constexpr int boxes_in(int32_t extent, int32_t width, int most) {
+  const int found = extent <= 0 ? 0 : int(blocks(extent, width));
+  return found < most ? found : most;
 }
 
 }  // namespace fusegen

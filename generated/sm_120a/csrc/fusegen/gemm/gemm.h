@@ -55,8 +55,8 @@ struct EpilogueArguments {
 //   dgrad: a = dy [T, N], b = weight [E, N, K], d = dx [T, K]
 //   wgrad: a = dy [T, N], b = x [T, K], d = dweight [E, N, K]
 // A gated d is [T, N / 2], its N a multiple of 16: weight and bias have the first halves first.
-// Rows of y and dx past sum(group_sizes) come out zero; empty groups give zero dweight, and where it
-// is added to something, leave that alone.
+// Rows of y and dx past sum(group_sizes) come out zero, or stay as they are; empty groups give zero
+// dweight, and where it is added to something, leave that alone.
 struct GemmArguments {
   const void* a;
   const void* b;
@@ -70,6 +70,7 @@ struct GemmArguments {
   int sm_count;
   const float* row_scales = nullptr;  // [tokens], which Store::scaled_bias multiplies bias by
   EpilogueArguments epilogue = {};
+  bool clears = true;  // rows past sum(group_sizes)
 };
 
 // What the result of a GEMM of decoded operands is multiplied by, for one of them, in fp32: scales

@@ -2,8 +2,8 @@
 //
 // The walk reads `group_sizes` 32 groups a step: a warp-wide prefix sum gives every group its first
 // token and first tile, and the chunk stays in registers until the walk, which only moves forward,
-// leaves it: E / 32 steps in all. A pseudo-group after the last one owns the rows that no group
-// has: its tiles have a contraction of length 0 and come out zero.
+// leaves it: E / 32 steps in all. Where rows that no group has come out zero, a pseudo-group after
+// the last one owns them: its tiles have a contraction of length 0.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ class RowWalk : Walker<kind, Config> {
   }
 
  private:
-  __device__ uint32_t owners() const { return shape.groups + 1; }
+  __device__ uint32_t owners() const { return shape.owners; }
 
   // The pseudo-group asks for all T and gets what is left. Sums saturate at T <= 2^30, which
   // keeps them in 32 bits and is associative.

@@ -78,7 +78,7 @@ Status launch_cta(void (*kernel)(Parameters..., Shape), std::atomic<uint64_t>& a
   const unsigned ctas = unsigned((steps < clusters ? steps : clusters) * Config::cluster);
   const Grid grid{dim3(ctas), T::kThreads, T::kUsedBytes, Config::cluster};
   const Shape shape{in.group_sizes, int32_t(in.tokens), int32_t(in.groups), int32_t(in.n),
-                    int32_t(in.k)};
+                    int32_t(in.k), int32_t(in.groups + in.clears)};
   return launch_kernel("cudaLaunchKernelEx(gemm)", kernel, grid, stream, parameters..., shape);
 }
 

@@ -275,7 +275,8 @@ __device__ __forceinline__ void store_sums(const PointwiseArguments& in,
   }
 }
 
-// N elements per access. With `kGrouped`, rows past the groups are not read, and zero in every result.
+// N elements per access. With `kGrouped`, rows past the groups are not read, and zero in every result
+// or left alone.
 template <class Math, class Element, int N, bool kGrouped>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     kernel(const __grid_constant__ PointwiseArguments in, uint32_t pieces_per_row,
@@ -295,6 +296,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   float sums[kResults<Math>] = {};
   int64_t column = begin + lane * N;
   if (kGrouped && row >= rows_of_groups(in, lane)) {
+    if (!in.clears) return;
 #pragma unroll 1
     for (; column < end; column += kWarp * N) clear<Math, Element, N>(in, row, column);
   }

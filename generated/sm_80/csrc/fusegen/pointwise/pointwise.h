@@ -17,6 +17,7 @@ struct PointwiseArguments {
   int64_t columns;  // elements of a row of one half, where operands have halves
   const int64_t* group_sizes = nullptr;  // [groups] on the device, of kernels of rows in groups
   int64_t groups = 0;
+  bool clears = true;  // rows past the groups; otherwise they stay as they are
 };
 
 }  // namespace fusegen

@@ -7,10 +7,10 @@
 #include <cstdint>
 
 #include "fusegen/gemm/arguments.cuh"
+#include "fusegen/gemm/encoded.sm90.cuh"
 #include "fusegen/gemm/epilogue.sm90.cuh"
 #include "fusegen/gemm/gemm.h"
 #include "fusegen/gemm/gemm.sm90.cuh"
-#include "fusegen/gemm/operands.sm90.cuh"
 #include "fusegen/common/status.h"
 #include "fusegen/launch/stream.h"
 #include "fusegen/sink/stored.cuh"
@@ -26,17 +26,13 @@ static Status launch_gemm(const GemmArguments& in, Stream& stream, const Change&
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (in.tokens == 0) return multiply_nothing<kind, Result, store>(in, stream);
-  CUtensorMap a, b, d;
-  Status status = encode_operands<kind, Element, Result, T>(in, &a, &b, &d);
-  if (!status.ok()) return status;
-  Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element, T::kTileN>(in.epilogue, columns_of<kind>(in), &epilogue);
-  if (!status.ok()) return status;
+  Encoded<Change, store> told(change);
+  if (Status status = encode<kind, Element, Element, T>(in, &told); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Bias<Element>,
                     Epilogue<Change, store>>(
-      &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream, a, b,
-      d, bias_of<Element>(in), epilogue);
+      &ragged_gemm<kind, Element, Config, store, Change>, shared_memory_allowed, in, stream,
+      told.a, told.b, told.d, bias_of<Element>(in), told.epilogue);
 }
 
 }  // namespace fusegen

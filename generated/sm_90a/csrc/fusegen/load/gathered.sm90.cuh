@@ -124,10 +124,6 @@ class GatherLoader {
     return int32_t(line() + (chunk() + i * kChunks) * kLineStep);
   }
 
-  __device__ static int existing(int32_t extent, int32_t width) {
-    return extent <= 0 ? 0 : min(int(blocks(extent, width)), kBoxes);
-  }
-
   // This lane's chunk of the first token, from a column on.
   __device__ const uint8_t* at_column(int32_t column) const {
     return in_.from + (uint64_t(uint32_t(column)) * T::kElementBytes + chunk() * 16);
@@ -136,7 +132,7 @@ class GatherLoader {
   // The tile's rows are tokens; every stage has other columns of them. Rows past the last one come
   // out as rows that nobody stores.
   __device__ void copy_rows(const Tile& tile, StageBarriers<T::kStages>& barriers, At& at) const {
-    const int boxes = existing(tile.rows, kBoxLines);
+    const int boxes = boxes_in(tile.rows, kBoxLines, kBoxes);
     Own places[kBoxes];
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {

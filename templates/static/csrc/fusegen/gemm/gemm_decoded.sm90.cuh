@@ -35,19 +35,15 @@ static Status launch_decoded_gemm(const DecodedGemmArguments& in, Stream& stream
   if (Status status = check_arguments<of_a, of_b>(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
-  CUtensorMap a, b, d;
-  Status status = encode_operands<kind, __nv_bfloat16, Result, T>(gemm, &a, &b, &d);
-  if (!status.ok()) return status;
-  Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element, T::kTileN>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
-  if (!status.ok()) return status;
+  Encoded<Change, store> told(change);
+  if (Status status = encode<kind, __nv_bfloat16, Element, T>(gemm, &told); !status.ok()) return status;
   static std::atomic<uint64_t> shared_memory_allowed{0};
   auto scales = end_scales<kind, of_a, of_b>(in);
   using Scales = decltype(scales);
   return launch_cta<kind, T, Config, CUtensorMap, CUtensorMap, CUtensorMap, Scales, Bias<Element>,
                     Epilogue<Change, store>>(
       &ragged_decoded_gemm<kind, Element, Config, store, Scales, Change>, shared_memory_allowed,
-      gemm, stream, a, b, d, scales, bias_of<Element>(gemm), epilogue);
+      gemm, stream, told.a, told.b, told.d, scales, bias_of<Element>(gemm), told.epilogue);
 }
 
 }  // namespace fusegen

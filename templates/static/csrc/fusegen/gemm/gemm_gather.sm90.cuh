@@ -63,12 +63,8 @@ static Status launch_gathered_gemm(const GatheredGemmArguments& in, Stream& stre
   if (Status status = check_arguments(in); !status.ok()) return status;
   using Result = Stored<Element, store>;
   if (gemm.tokens == 0) return multiply_nothing<kind, Result, store>(gemm, stream);
-  CUtensorMap a, b, d;  // of a and b the one is dropped that is gathered
-  Status status = encode_operands<kind, Element, Result, T>(gemm, &a, &b, &d);
-  if (!status.ok()) return status;
-  Epilogue<Change, store> epilogue{change};
-  status = encode_epilogue<Element, T::kTileN>(gemm.epilogue, columns_of<kind>(gemm), &epilogue);
-  if (!status.ok()) return status;
+  Encoded<Change, store> told(change);  // of a and b the one is dropped that is gathered
+  if (Status status = encode<kind, Element, Element, T>(gemm, &told); !status.ok()) return status;
   constexpr bool kIsX = gather == Gather::b || kind == Gemm::fprop;
   constexpr bool kIsA = gather == Gather::a;
   const GatheredRows rows{static_cast<const uint8_t*>(kIsA ? gemm.a : gemm.b),
@@ -78,7 +74,7 @@ static Status launch_gathered_gemm(const GatheredGemmArguments& in, Stream& stre
   return launch_cta<kind, T, Tiles<Config, gather>, CUtensorMap, GatheredRows, CUtensorMap,
                     Bias<Element>, Epilogue<Change, store>>(
       &gathering_gemm<kind, Element, Config, store, gather, Change>, shared_memory_allowed, gemm,
-      stream, kIsA ? b : a, rows, d, bias_of<Element>(gemm), epilogue);
+      stream, kIsA ? told.b : told.a, rows, told.d, bias_of<Element>(gemm), told.epilogue);
 }
 
 }  // namespace fusegen

@@ -31,8 +31,8 @@ struct PairLoader {
     Cursor<TileRing::kSlots> record;
     for (Tile tile = ring.read(record); tile.group >= 0; tile = ring.read(record)) {
       const int32_t column = tile.column + int32_t(rank) * T::kLoadedN;
-      const int boxes_a = existing(tile.rows, T::kBoxRowsA, T::kBoxesA);
-      const int boxes_b = existing(columns - column, T::kBoxWidthB, T::kBoxesB);
+      const int boxes_a = boxes_in(tile.rows, T::kBoxRowsA, T::kBoxesA);
+      const int boxes_b = boxes_in(columns - column, T::kBoxWidthB, T::kBoxesB);
       const uint32_t bytes = boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB + Extras::kBytes;
       for (int32_t k = 0; k < tile.k; k += T::kTileK) {
         barriers.empty[at.slot].wait(at.phase ^ 1);
@@ -51,11 +51,6 @@ struct PairLoader {
         at.advance();
       }
     }
-  }
-
- private:
-  __device__ static int existing(int32_t extent, int width, int boxes) {
-    return extent <= 0 ? 0 : min(int(blocks(extent, width)), boxes);
   }
 };
 

@@ -58,13 +58,9 @@ struct TmaLoader {
     uint32_t bytes;  // that come with every stage
   };
 
-  __device__ static int existing(int32_t extent, int width, int boxes) {
-    return extent <= 0 ? 0 : min(int(blocks(extent, width)), boxes);
-  }
-
   __device__ static Boxes boxes_of(const Tile& tile, int32_t columns) {
-    const int boxes_a = existing(tile.rows, T::kBoxRowsA, T::kBoxesA);
-    const int boxes_b = existing(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
+    const int boxes_a = boxes_in(tile.rows, T::kBoxRowsA, T::kBoxesA);
+    const int boxes_b = boxes_in(columns - tile.column, T::kBoxWidthB, T::kBoxesB);
     const uint32_t bytes = boxes_a * T::kBoxBytesA + boxes_b * T::kBoxBytesB + Extras::kBytes;
     return {boxes_a, boxes_b, bytes};
   }

@@ -1,0 +1,131 @@
+"""Rows that are other ranks': whatever memory holds there, no result has it.
+
+One GPU is one of four ranks, and is given what it would gather.  Memory that nobody has written is
+NaN, as deterministic PyTorch fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from bundles import BUILD, DEVICE, load_bundle, load_cell
+from torch import Tensor
+
+from fusegen.ir.naming import Cell
+
+from ..generated.loading import write_cells
+from .places import built
+
+RANKS, RANK = 4, 1
+TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 203, 256, 384, 5, 3
+"""Of all ranks, but for the experts, which are those of one."""
+
+RECIPES = ("bf16", "fp8_block", "fp8_delayed")
+ROUTES = ("some", "none", "all")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> ModuleType:
+    cells = [
+        Cell("moe_layer", recipe, options)
+        for recipe in RECIPES
+        for options in ((), ("expert_parallel",))
+    ]
+    made = built(write_cells("fusegen", folder.name, BUILD / "rows_of_ranks", cells))
+    return load_bundle(made, f"rows_of_ranks_{folder.name}")
+
+
+@pytest.fixture(autouse=True)
+def memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(8, device=DEVICE).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def collectives(ranks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a rank is given in the place of what it would get from others."""
+    module = load_cell(ranks, "_collectives")
+
+    def given(place: Any, sources: tuple[Tensor], **_: Any) -> Any:
+        return module.Pending(place, None, here=sources)
+
+    def numbers(place: Any, sources: tuple[Tensor], *, own: int, **_: Any) -> Any:
+        return given(place, (sources[0] - RANK * own,))
+
+    def scattered(place: Any, sources: tuple[Tensor], **_: Any) -> Any:
+        (source,) = sources
+        is_counts = source.dtype is torch.int64
+        return given(place, (source.chunk(RANKS)[RANK],) if is_counts else sources)
+
+    def product(place: Any, sources: tuple[Tensor], made: Any, **_: Any) -> Tensor:
+        result: Tensor = made(sources[0])
+        return result
+
+    monkeypatch.setattr(module, "start_all_gather", given)
+    monkeypatch.setattr(module, "start_gather_numbers", numbers)
+    monkeypatch.setattr(module, "start_reduce_scatter", scattered)
+    monkeypatch.setattr(module, "scattered_product", product)
+    return module
+
+
+def layer_of(ranks: ModuleType, recipe: str, *options: str) -> torch.nn.Module:
+    module = load_cell(ranks, "__".join(("moe_layer", recipe, *options)))
+    torch.manual_seed(0)
+    layer: torch.nn.Module = module.MoELayer(
+        EXPERTS, HIDDEN, INTERMEDIATE, bias=recipe == "bf16", device=DEVICE
+    )
+    return layer
+
+
+def drawn(route: str) -> tuple[Tensor, Tensor]:
+    """Experts of all ranks that tokens chose, and how many chose each."""
+    every = RANKS * EXPERTS
+    own = torch.arange(RANK * EXPERTS, (RANK + 1) * EXPERTS)
+    among = {"some": torch.arange(every), "none": torch.arange(EXPERTS), "all": own}[route]
+    seed = torch.Generator().manual_seed(1)
+    chosen = torch.rand(TOKENS, len(among), generator=seed).topk(CHOICES).indices
+    ids = among[chosen].int()
+    counts = torch.stack([(ids == expert).sum() for expert in range(every)])
+    return ids.to(DEVICE), counts.to(DEVICE)
+
+
+def step(layer: torch.nn.Module, ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
+    """The results of a forward and a backward by name."""
+    seed = torch.Generator().manual_seed(2)
+    x, dy = (torch.randn(TOKENS, HIDDEN, generator=seed).bfloat16().to(DEVICE) for _ in range(2))
+    probs = torch.rand(TOKENS, CHOICES, generator=seed).to(DEVICE)
+    x.requires_grad_(), probs.requires_grad_()
+    layer.zero_grad()
+    y = layer(x, probs=probs, ids=ids, counts=counts)
+    y.backward(dy)
+    assert x.grad is not None and probs.grad is not None
+    weights = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {"y": y.detach(), "x": x.grad, "probs": probs.grad, **weights}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_of_four_ranks(
+    ranks: ModuleType, collectives: ModuleType, recipe: str, route: str
+) -> None:
+    """The bits of a layer of the same experts alone, which writes all rows; states move alike."""
+    alone, one_of = layer_of(ranks, recipe), layer_of(ranks, recipe, "expert_parallel")
+    one_of.load_state_dict(alone.state_dict())
+    ids, counts = drawn(route)
+    own = slice(RANK * EXPERTS, (RANK + 1) * EXPERTS)
+    for _ in range(2):
+        wanted = step(alone, ids - RANK * EXPERTS, counts[own])
+        found = step(one_of, ids, counts)
+        assert wanted.keys() == found.keys() and len(found) >= 5
+        for name, value in wanted.items():
+            assert value.isfinite().all(), name
+            assert torch.equal(found[name], value), name
+        assert bool(wanted["y"].any()) is (route != "none")
