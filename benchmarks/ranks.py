@@ -397,13 +397,18 @@ def _can(run: Run) -> bool:
 
 def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     """A step of a layer whose experts are spread, and of the same ones on tokens that are there."""
-    own, parallel = (
-        here.cell(cell).MoELayer(
-            sizes.experts // here.count, sizes.hidden, sizes.intermediate, device=here.device
-        )
-        for cell in ("moe_layer__bf16", "moe_layer__bf16__expert_parallel")
-    )
-    parallel.load_state_dict(own.state_dict())
+
+    def made(cell: str, **words: Any) -> Any:
+        experts = sizes.experts // here.count
+        kind = here.cell(cell).MoELayer
+        return kind(experts, sizes.hidden, sizes.intermediate, device=here.device, **words)
+
+    own, parallel = made("moe_layer__bf16"), made("moe_layer__bf16__expert_parallel")
+    # A rank by itself leaves rows of others as all ranks do, and sends nothing.
+    groups = [dist.new_group([rank]) for rank in range(here.count)]
+    alone = made("moe_layer__bf16__expert_parallel", expert_group=groups[here.rank])
+    for layer in (parallel, alone):
+        layer.load_state_dict(own.state_dict())
     expert_parallel = here.integration("expert_parallel").ExpertParallel
     spread = expert_parallel(own)
     encoded = expert_parallel(own, payload=torch.float8_e4m3fn)
@@ -434,7 +439,7 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     spreading = partial(step, spread, x, probs, ids)
     communicating = partial(step, parallel, x, probs, ids, own_counts)
     steps: dict[str, Run] = {
-        PRODUCT: partial(step, own, every, all_probs, all_ids, counts),
+        PRODUCT: partial(step, alone, every, all_probs, all_ids, counts),
         OURS: spreading,
         OPTION: communicating,
         CODES: partial(step, encoded, x, probs, ids),

@@ -70,6 +70,8 @@ class TestContext:
         call: what they call.
         layer: the class of the modules that they make.
         several: how many outputs there are; 0 for a single one.
+        counts: the input that tells how many rows groups have, where ops leave those that none has
+            as they are; empty elsewhere.
         integers: how many of them are before those of integers; 0 where there are none.
         numbers: whether one of them is a single number, which is there without any tokens.
         flops: of the matrix multiplications of a training step.
@@ -95,6 +97,7 @@ class TestContext:
     call: str
     layer: str
     several: int
+    counts: str
     integers: int
     numbers: bool
     flops: int
@@ -227,6 +230,7 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         call="call" if plan.wgrad or several or copies else f"module.{plan.module}",
         layer="Layer" if several or copies else f"module.{plan.class_name}",
         several=several,
+        counts=_counts(plan),
         integers=plan.differentiable_outputs if plan.differentiable_outputs < several else 0,
         numbers=any(not plan.buffer(name).shape.flat for name in plan.outputs),
         widened=widened_texts(plan),
@@ -307,6 +311,12 @@ def test_context(plan: ModulePlan, *, many_archs: bool) -> TestContext:
         keeps_records=bool(plan.records),
         same_records=_tuple(_same_records(plan)),
     )
+
+
+def _counts(plan: ModulePlan) -> str:
+    if not any(step.leaves for step in plan.steps):
+        return ""
+    return next(name for name in plan.inputs if plan.buffer(name).dtype is DType.INT64)
 
 
 def _copied_parameters(plan: ModulePlan) -> str:
