@@ -62,6 +62,7 @@ class _Expression(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("group_sizes", ctypes.c_void_p),
         ("groups", ctypes.c_int64),
+        ("clears", ctypes.c_bool),
     ]
 
 

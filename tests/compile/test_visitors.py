@@ -61,7 +61,7 @@ class _Arguments(ctypes.Structure):
         ("tile", Int * 8),
         ("place", Int * 2),
         ("group_sizes", Pointer),
-        ("shape", Int * 4),
+        ("shape", Int * 6),  # the last one fills a word
         ("scales", Int),
         ("per_group", Int),
         ("half", Int),
@@ -198,7 +198,7 @@ def test_against_plain_arithmetic(kernels: Kernels, case: Case, extents: Extents
     k = place.columns if case.gemm in (Gemm.DGRAD, Gemm.WGRAD) else 24
     arguments = _Arguments(
         (place.group, TILE_ROW, place.rows, place.column, BEGIN, TOKENS, place.k, 0),
-        (place.row, place.column), None, (BEGIN + TOKENS, GROUPS, n, k),
+        (place.row, place.column), None, (BEGIN + TOKENS, GROUPS, n, k, GROUPS + 1),
         case.scales, case.per_group, case.bias == torch.float16,
         address(operands.sums), address(results),
         address(operands.a), address(operands.b), address(operands.bias),
