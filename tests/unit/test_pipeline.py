@@ -50,7 +50,8 @@ def test_a_pass_in_the_wrong_place_is_noticed(name: str, monkeypatch: pytest.Mon
     """First of all it lacks what it needs; last of all it comes too late."""
     moved = next(each for each in PASSES if each.name == name)
     others = [each for each in PASSES if each is not moved]
-    offered = {name: words_of(SPECS.modules[name], SPECS.ops) for name in ("grouped_mlp", "router")}
+    modules = ("grouped_mlp", "router", "moe_layer")
+    offered = {name: words_of(SPECS.modules[name], SPECS.ops) for name in modules}
     cells = ((name, word) for name, own in offered.items() for word in moved.options if word in own)
     module, *words = next(cells, ("grouped_mlp",))
     cell = Cell(module, "fp8_delayed", tuple(words))
