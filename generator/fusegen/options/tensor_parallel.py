@@ -120,6 +120,9 @@ PARALLEL = {
 PARALLEL["expert_parallel"] = Parallel(Split.GROUPS, sequence=True)
 """What each word says."""
 
+OF_GROUPS = tuple(word for word, said in PARALLEL.items() if said.split is Split.GROUPS)
+"""Words by which each rank has some of the groups, and most rows may be of others'."""
+
 
 def _choices() -> tuple[Choice, ...]:
     def choice(word: str, said: Parallel) -> Choice:

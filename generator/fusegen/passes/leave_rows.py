@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ..ir.kernel import GemmKind
 from ..ir.kernel_set import KernelSet
 from ..ir.program import Program
 from ..ir.step import LIKE, Step
 from ..spec.arch import ArchSpec
 from ..spec.recipe import RecipeSpec
-from ..steps import definition, is_gemm, is_printed, made_copies
+from ..steps import definition, gives_rows_of_groups, is_gemm, is_printed, made_copies
 from ..steps.gemm import OPERANDS
 from ..steps.pointwise import in_groups
 from .draft import Draft
@@ -45,7 +44,7 @@ def leave_rows(
     def settled(step: Step, program: Program) -> Step:
         if made_copies(step) or not all(map(is_left, step.writes)):
             return step
-        if _gives_rows(step):
+        if gives_rows_of_groups(step):
             return replace(step, leaves=True)
         groups = _groups_of(step, program, draft)
         if not groups:
@@ -64,11 +63,6 @@ def leave_rows(
                 readers[name].append(steps[-1])
         programs.append(replace(program, steps=tuple(reversed(steps))))
     return draft.packed(reversed(programs)), tuple(sets.values())
-
-
-def _gives_rows(step: Step) -> bool:
-    """Whether it is a GEMM that gives a row per token of a group."""
-    return is_gemm(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD
 
 
 def _groups_of(step: Step, program: Program, draft: Draft) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ir.kernel import GemmKind
 from ..ir.shapes import Expr, is_multiple
 from ..ir.step import Step
 from ..math import Program, zero_results
-from ..steps import copies_memory, definition, is_gemm
+from ..steps import copies_memory, definition, gives_rows_of_groups, is_gemm
 from ..steps.pointwise import in_groups
 from .draft import Draft, NotPossible
 
@@ -32,7 +31,9 @@ class Padding:
         self._results |= {*_passed_on(draft.backward, self._results)}
         self._zero: set[str] = set()  # buffers that are known to be zero there
         self._last: Step | None = None
-        self._grouped = [step for step in (*draft.forward, *draft.backward) if _is_grouped(step)]
+        self._grouped = [
+            step for step in (*draft.forward, *draft.backward) if gives_rows_of_groups(step)
+        ]
 
     def ends_in_zeros(self, name: str) -> bool:
         """Whether a buffer's rows past the groups are known to be zero, or there are no groups."""
@@ -45,7 +46,7 @@ class Padding:
             NotPossible: it copies to a result what may not be zero, or computes rows past the
                 groups from whatever they hold.
         """
-        if _is_grouped(step):
+        if gives_rows_of_groups(step):
             self._last = step
             self._zero.add(step.out)
         elif copies_memory(step):
@@ -111,8 +112,3 @@ def _passed_on(steps: tuple[Step, ...], results: set[str]) -> Iterator[str]:
         added = step.input("add")
         if added and step.input("groups") and not is_gemm(step) and {*step.writes} & results:
             yield added
-
-
-def _is_grouped(step: Step) -> bool:
-    """Whether it is a GEMM that gives a row per token."""
-    return is_gemm(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD

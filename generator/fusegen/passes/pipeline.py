@@ -23,7 +23,7 @@ from ..options.parameters import PER_GROUP
 from ..options.router_weight import FP32_ROUTER_WEIGHT
 from ..options.save import RECOMPUTE
 from ..options.scale_bias import SCALED_BIAS
-from ..options.tensor_parallel import PARALLEL
+from ..options.tensor_parallel import OF_GROUPS, PARALLEL
 from ..options.weight_cache import ALONE, CACHED, HELD
 from ..spec.load import SpecSet
 from ..spec.offers import choices_of, module_facts, options_of, refusal
@@ -537,7 +537,7 @@ PASSES: tuple[Pass, ...] = (
         _leave_rows,
         needs=_of(Property.PROGRAMS),
         before=_of(Property.CUT),
-        options=("expert_parallel",),
+        options=OF_GROUPS,
     ),
     Pass(
         "join_quantize",

@@ -7,6 +7,7 @@ writes a step of one kind names that kind, by its ``StepDef``.
 from __future__ import annotations
 
 from ..extensions import extended
+from ..ir.kernel import GemmKind
 from ..ir.step import Copy, Step
 from . import gemm
 from .add import ADD
@@ -138,6 +139,11 @@ def has(step: Step, trait: Trait) -> bool:
 def is_gemm(step: Step) -> bool:
     """Whether it multiplies two operands."""
     return has(step, Trait.GEMM)
+
+
+def gives_rows_of_groups(step: Step) -> bool:
+    """Whether it is a GEMM in groups that gives a row per token."""
+    return is_gemm(step) and bool(step.input("groups")) and step.kind != GemmKind.WGRAD
 
 
 def sums_rows(step: Step) -> bool:
