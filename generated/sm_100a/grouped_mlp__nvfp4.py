@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18dcfee277e8692d
+# checksum sha256:a4fbe19e00611439
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "a744aa9df477569941092426f735fd9fb7312b96eb103e628a3b02e915c9cdd1"
+DIGEST = "d89fcc72f8fafc4e667043df3d25d5ced4d04a295efc7dd174894fdbe77f50f9"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

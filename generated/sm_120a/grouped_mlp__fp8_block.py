@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9b3143e08f2bbcb4
+# checksum sha256:43fcc0ec20e1434d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "af4e6abd8cccc77c23b4a4da9a0b79cefa1ac9f5abb1c4a10171b5ffddc43a33"
+DIGEST = "3abf35e68df83675d968e44799cb998ca0ce9242992f47a0e02d75b075756dcb"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

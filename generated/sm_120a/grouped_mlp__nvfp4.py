@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:387485164908be4d
+# checksum sha256:1a1e3f1a57fe5f5e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "0cf5a029ef7d769776c74ffb640e0e57912fbaea2c11132c39f83051d93c6e86"
+DIGEST = "e4d05ed0ba9dc521509b1a370043c036844f9d6a558617c65650c7b362b00c14"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

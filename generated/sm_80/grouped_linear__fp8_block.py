@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6470c634a71ab381
+# checksum sha256:2d6ce0e56e86f4b5
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "5faad819f6aadb1ffa1d58ff4bca1cdebb227cb7af7d36c6bdfb2b8a056f3b61"
+DIGEST = "17ade7b409103af225e30dda7eacd736fafb3b49a2465630dbb69331a6990ed3"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5e3b4156bf98e11c
+# checksum sha256:f86826490dd781a2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "13fbd9fd8901265f47d50450c4f7e47c946b870510f6050bb31a8e4193adffc6"
+DIGEST = "a078670f76ce21e0249f9cea9b66768ab6b3c6e734d6bf30a3426763afc11c64"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

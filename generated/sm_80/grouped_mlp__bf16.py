@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:387f860824297a2c
+# checksum sha256:1800e9242c117f50
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "83ea00438551849702a68377a31ebba70743ffda3398ad6ae8a6654961540ad0"
+DIGEST = "bb335ad52827db699fe8bf5d5fa7607336ab16cf550f00bc4305958d6ac8883a"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7c7b4a31f4756034
+# checksum sha256:5e7c9616c2d4d6aa
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "4998a5e71ae4d76757c10cb30cdbe433376c5087cecc9a3aab30a1321479eec9"
+DIGEST = "c03b99a7b08a4105d35617152b97c266e5a77864cdd1d470c9ce59be567bc7f1"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

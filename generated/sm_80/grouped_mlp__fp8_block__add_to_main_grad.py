@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:3d28c7bad632999d
+# checksum sha256:ccb307aa65523b5b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "7f3e1916999aeab606418353b33f7ff1788c9d5f5bc5ec38a42cf13fc51a3a80"
+DIGEST = "8b2b1ebbad2fc377e42f19b28fa949f2558ea687b59c7a41dc80ce81b876a101"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:21c3075d6c06498d
+# checksum sha256:4fe5fe380cf2e14a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "f719ebb4dc06c3cc902f8a51d69f05042f036a61a3098553ab1dd30b0d007ed3"
+DIGEST = "202c64fa3fb8ead47bfbbbaede387df05160e442f05645fb2639de6534dbf467"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1a61bc18ab12e777
+# checksum sha256:f48d67ac83b6fb5a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "c96ec1ee2d244367c5c8ff8b0c7f6a7315e2c4cf87f7036609696ec7f1c0188d"
+DIGEST = "f38d25dee1a8f584ec050e0b1bc7ab7bd6ca8372e43007e288c30047262d7dbf"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b9c81f0306c3be9f
+# checksum sha256:bb5d61977b51c1b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "ab3a212ea243413c86d06e1c00a58d0cc0ec6eabfabf6becd865536f0d9b9ef8"
+DIGEST = "6a9930dcfd706b3af538f8d83127e303171a5b951a422412ec86f548d54b7377"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:355c4027d4e1218a
+# checksum sha256:a81b49c631660a75
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "51c55ef4caf3a523c19f69b3924dcccf494afd90d9ce7b71ccb26ab8f08137ae"
+DIGEST = "1938ccd8e3ac5e7b987a33fc1294a92074a1825ec0b33e6c4860bb3c8863998b"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:08784ca6838613d6
+# checksum sha256:a1cfc4281ece3aec
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "32e8b8db7eff188e53da70b634e127c099c21f385f3645df6207fc931397aebc"
+DIGEST = "38cdfe94a44042911a8fe5877de52f2a77703351d14b79e046a072601abcbaf2"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7799af74d82a04b6
+# checksum sha256:adc9ab7d8d8eb9c9
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "cf3d00e17752b10e1761d5dd6fb4fba01ef2bb16f5ff80ed649c3e9770e5f93a"
+DIGEST = "d347bdd88e82be3158fcc47770818e71a1892fe446bcba244ae09475035ade7b"
 _library.join("mlp__bf16", DIGEST)
 
 

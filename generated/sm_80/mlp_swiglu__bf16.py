@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:71bbb1a05e27251d
+# checksum sha256:a8f84411f0400784
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "827d0dd2afb96b295b345cecbfa7129941b303185a0af2ce6d18cfd450f5d49a"
+DIGEST = "a06ca22f52a97964f89a37a9551afe026d77d08637f438fb4652f080d4e8be53"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

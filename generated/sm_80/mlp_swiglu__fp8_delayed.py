@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b5fe47bc1f29ab3d
+# checksum sha256:e8a7ab9c201c2aca
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "964607e6f7948fe2ddb9126ea853d70da1aa6e8997f3d45f32c9629fb12ea30d"
+DIGEST = "f7b6df064945225d6993f6836e4d34491b0012530fd956d2594c8331c15d806a"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

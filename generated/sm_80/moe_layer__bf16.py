@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e1168d6ea3d6e50b
+# checksum sha256:1d4afa2c8ac33126
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "83be7f047ab6a725a48652036e7d158b33d645ddae690d3f1dd3ffc1d63061e1"
+DIGEST = "3c15670a08832e90dd182e6968866c82ba99f1eb71e28548181a39515c395e20"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:67183a890bb26449
+# checksum sha256:2f15198a71de0853
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "f1892839d5e4faaf64e4da669ae088105506718eaf941404d592108e104fc30e"
+DIGEST = "1a07d96418b883cad7ed107da12ac2156bf7a5da915ea156b0dda585ecdc0d7a"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c7584c63439bd0cc
+# checksum sha256:24d37e5839e8424c
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "e325fdf87c272abb6a89a2a0ccb1a3db6a82b6eef28aa0b795815262aa3bce99"
+DIGEST = "cc7570a6d14327911af74ee6bacf1e4f08ddc965f6be88bc0432bf52946add66"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

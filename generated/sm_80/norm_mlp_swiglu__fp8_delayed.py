@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18ecd28d8cf59a3a
+# checksum sha256:a8a0dfbb6fc07895
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "76f761ddccc6ad622a6dcae8ca1c32cf1516475e63e243a7fbed580b8591c157"
+DIGEST = "dd63c69f342793280a4f67fd2c5d0a749c87d9dd8d966da819486e10aa17505f"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ee7c7786b2a586e8
+# checksum sha256:555e1a52ca5f13ee
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "f232f97d5f41d4232a9953c73dfd2163914ad364db66e658c005ea447717874e"
+DIGEST = "c2dc52aebfb9e48ac767eb9de7ce7052dceef2632e4d80e3b081ec33dfc80b42"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:96195aea4e806895
+# checksum sha256:046458aac3516563
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "a656ff4991e1c5e568791f238a85401e8707f0c0373a27714f90c7b6375be14c"
+DIGEST = "637dfcc4543d7f6af2cb52d4c9cc431be013aa890e3cabef42fa9db5fff855b7"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

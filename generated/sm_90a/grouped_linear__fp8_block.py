@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:72ea2a8261007462
+# checksum sha256:5dc038703a998db9
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "9823c9ae314898c0c6d190bfafe8b14ef215f7bf4509742513439c96d148ba56"
+DIGEST = "0108b6f245813d61c35fd7fa67028fe8e8dba5c783930a3bd8f095b12b49678d"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4783011af04eaa38
+# checksum sha256:09257bfe5e02ea4c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "b48e3463cc8d8026562e42e9fe8b8a54020a29d6fbd40fa7fb5c4ea13bbed16f"
+DIGEST = "1bc643a539262bb58b10180bc9af256ecc8b74819a41b1ee0c5dc2dbee63e7e7"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

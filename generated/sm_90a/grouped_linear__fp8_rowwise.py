@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:620edd19c11aff04
+# checksum sha256:7edbb5c11fad35f6
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "5f9b7ca17e2944f5ca9b49e1006d9c7f51a2556101ddafe09a83dd92110dda45"
+DIGEST = "99a9e2fcd65ea2bcd058ad9ab53ce1cc51212a6dccfdbc4694c78f002a8964e9"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ad5ad482c5dcca1e
+# checksum sha256:82a6937babac5eaf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "23138e6ff20f231d1beef1a768b9054c99dc8c8f73569311b3bd8b4201b394de"
+DIGEST = "feaa6c85d71bf3030d3fb6b5e83e95c7be09efa20e7458c5272bae7e57309bdd"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:55d580686616d6b5
+# checksum sha256:efb1eb212cc95a3c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "589d9d08219d5f7a86ad97b7c33c20cfc6c96b01c5a2ea5bfc2a6fff70489d0e"
+DIGEST = "01bc0b2816868c47e63055b28b1a4121a9986cc04e5c630dad797a857bae9398"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c9b4b9a7dce83e78
+# checksum sha256:604ddcb658072a1a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "5af542c9229ea2defc777962f3981766fda226ae17d282bc421007c02d83f835"
+DIGEST = "f1ed48d3a83b999d1793ba7ad9fab4a6ebcaaabf0f7e774bd1acb4d6dbcf6851"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

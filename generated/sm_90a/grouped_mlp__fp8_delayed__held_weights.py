@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:42bfa9bf27b1fdde
+# checksum sha256:45b7ab13c8b22449
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "633db7fcd224a069e7a426411b4e94b7a29d079a909f06ca183c04fae6707056"
+DIGEST = "ed74af2f562eda166554810ca6e30d0720280e533f9c1e8006d6ca6defb94d57"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:f6162c6864008115
+# checksum sha256:cd6c28613c65ee77
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "72e49b4935fee8bd0eee06f061cfde7f65b6845b343a26561e7a5c318be7c594"
+DIGEST = "00c55d83d05bfe75f83753e39549f3264eaec37bcbbcc955866e4decddc62de3"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4410911cc9b0472f
+# checksum sha256:020a426471842502
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "d689e25f32a5fce08112585f381e5473122bcd1c0bc7d78db07e46d18abaf752"
+DIGEST = "5f47a1ba6e9ee2aef4287d65dfd02bddbb89fd288dd286fb855f8000f8fa5ce2"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:283bd95978dcce6d
+# checksum sha256:b62eb506d03d7e96
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "ae8f727f3401a9a98a33b158610a1407513f7300314b76389c926c5ea64a6976"
+DIGEST = "72a7f4fdee6fe7af3b9f1d99a50906b6b5d627ea43ea1a27ea917e41ee989559"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b22d682849a45c26
+# checksum sha256:a0a878ae803c26d3
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "68c65bb4e26744b4d41da088bb770e9166f3139bf6f4d0c88399975012074c04"
+DIGEST = "43ab4aaa368dc7f3157772ff9146229be5ac6235417beaba89366f432bff9246"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

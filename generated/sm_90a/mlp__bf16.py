@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7d0cab197da63aea
+# checksum sha256:cb8441cb38e71b95
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "7f914654b4ee7b37c3aa0c50862b78a6def4af468f087b6ee6235d9d193c0f83"
+DIGEST = "cefe2b5b71e5d4b3a9b93222b58a0cc65a13bdc841ef7fefa6f8c7633148a109"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8c18749ba3f6883d
+# checksum sha256:72ff6d46c7456c65
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "0c7d13c46cbf1193b2c07af08ad509bbd5c997b46ec9eac8c80a7d32ce4f4fdc"
+DIGEST = "41c6523ce5bcb6fc79785488b3d9237468eab170466b33292975a422a3b80246"
 _library.join("mlp__fp8_block", DIGEST)
 
 

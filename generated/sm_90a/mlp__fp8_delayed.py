@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:2e9511f09ead4d99
+# checksum sha256:00e1cb74e8677681
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "efc3c37aced552660d4f229952a27e5e0446cd3536b96614bd6e5f6a47119e56"
+DIGEST = "490467787cd74d69c383abc6f16f27e378da6a9050b5027bc784bce89321dc6a"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

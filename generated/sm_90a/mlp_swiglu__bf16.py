@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:21f9e28f43a7ed5d
+# checksum sha256:61f9f1f77b72ce6d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "c597d29b4a79969fb0917a3ec931c5060db6af9d6952c4cd93b71874e68b7246"
+DIGEST = "0d14fd345e1d97ae207be6c27df102e1b6e4a5ad0f7210a83c5f1255c173eb6c"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fc3305931d25b514
+# checksum sha256:40c3e374c8654151
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "ec2fe0367c278b9fb2d76cb71ee6ccced93261ceab0d33b201a5bb2468cf0963"
+DIGEST = "b7406c43c7d75d63e9dcf01d37a334c8201182bf99229c633c83b337d2daf9f8"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

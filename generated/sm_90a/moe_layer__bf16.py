@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:60f2175dca1ab46b
+# checksum sha256:f7db33790738e037
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "19b2baf116eef6d029d71eac1377b5a98e13dec309e67b246e4976d76184538e"
+DIGEST = "4f5207069b673e42e25f7f5f33035a1c80bec6544da6febd8b667e4cade9428f"
 _library.join("moe_layer__bf16", DIGEST)
 
 

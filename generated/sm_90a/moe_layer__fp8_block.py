@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:06a414b98988c4d8
+# checksum sha256:ff641432c1ecf4a8
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "aa08f86e676065378fef3a0553ebec2b4406850dd037427d3ecd45e8dc088550"
+DIGEST = "7124516e09248cb71576702caf22ef4fd6b53a0e91ae2e642da2cf7a7f242934"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1647efa2e8557018
+# checksum sha256:9b9a9651bc81526e
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "c6dfb13bef763d80c958357653b9233979d44cd8cc2aced52e4916bcbbc9e58a"
+DIGEST = "dd174c97fe0992192af827c852cce02c82b6470a4fc8a69466cc51d770b5775c"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c492002415448823
+# checksum sha256:d30dbac3fa1a04ac
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "3bca4bc6aa2396447bf68df73c06cb2829160473e6beca21a0123d7d6f1c9ea5"
+DIGEST = "efad1b0f174eab73b7ecf4c6bcd8e1951b9d72152505da2dcccff2acc00f0327"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:57d5295af7342dca
+# checksum sha256:4f64fca6366702a6
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "e561ac5783ddff525e6ba9132622343457c5ba0452f4e5450e848c42b16b5b5a"
+DIGEST = "782d99cbb35c27c20b4e70f75746032fa24c5e9c393617256c1400a7797261c5"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:af65aa6c266be408
+# checksum sha256:0cf08167477168bb
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "cc0b28b2000a83f9b9f60ebd8e7029809f2ff8ac4210816a254b4eca5b483d43"
+DIGEST = "6c839fe468809cf9045f34963f6f1490d4a51af24c038fa8d9738e80c871f2dd"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:379bee2103a0843d
+# checksum sha256:bd896f8bea729ac5
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "f4daa645d8bdc2cf4d8cb3044b5013d268f3b5c0e556adc8bc0304b06e15eb3a"
+DIGEST = "2854dc14e1535018d9358f7c2c3f0026b72324b2875a280add79fdc015aa262c"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

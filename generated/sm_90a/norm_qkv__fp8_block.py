@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:7e12a9ed1d8555db
+# checksum sha256:5343949617176640
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "85d94ba5c3e14fb5bfb333536ca03743490a417918dfa30fcc30acc86c2408ef"
+DIGEST = "df8bb4de74125c1e3ba31998a09948260dda4e6b23197b11c0704611f61c745f"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

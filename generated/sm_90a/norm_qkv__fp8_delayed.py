@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f570bd37d5e49ee9
+# checksum sha256:6831163192f66cfb
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "3f0d904407a8579e62983b9b9cd9fcd593559ab3ef7f778660ac057472eb0b25"
+DIGEST = "03226b0502dc8a558545303a8f5e2864ceb6e7ce142c18a2ae1385af812fd160"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

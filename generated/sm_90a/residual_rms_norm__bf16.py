@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bea397cd689eb1d6
+# checksum sha256:b557d1b63e270db5
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "d33638476d057c684eca5e4cd4493c4e3b1e5de0a9cc990197948b7e79777655"
+DIGEST = "617d0fae7311adfa6759c0e5afa7a009adcb89e16574ef52e3142eac384c2d1d"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:88df81b55a8eb01b
+# checksum sha256:1fc72eed11655866
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "4a5fce788b76a6d1a7d23105001d4186db9134af6f6b8b29de4e32a199ab49ad"
+DIGEST = "fc704cb5c7b3b83cab1de1d078f949b31ef039678c69508e3c66a6a35f761e49"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

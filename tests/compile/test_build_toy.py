@@ -19,11 +19,22 @@ from typing import Any
 
 import pytest
 
-from fusegen.build.compilation import HOST_FLAGS, HOST_STRICT, KERNEL_FLAGS, KERNEL_STRICT
+from fusegen.build import compilation
+from fusegen.build.compilation import (
+    HEADER_OF_LAUNCHERS,
+    HOST_FLAGS,
+    HOST_STRICT,
+    KERNEL_FLAGS,
+    KERNEL_STRICT,
+    SharedHeader,
+)
 from fusegen.build.library import BuildReport, build, is_current, stale_cells
-from fusegen.build.objcache import KernelUsage, ObjectCache
+from fusegen.build.objcache import CachedObject, KernelUsage, ObjectCache
 from fusegen.build.output import kernel_usage, warning_lines
+from fusegen.build.processes import Runner
+from fusegen.build.progress import Silent
 from fusegen.build.sass import cuobjdump
+from fusegen.build.sources import CellUnits, read_sources
 from fusegen.build.toolchain import BuildError, Toolchain, find_toolchain
 from fusegen.emit.digests import Digests, read_library
 
@@ -427,6 +438,72 @@ def test_header_in_front_of_another_compiles(copy: tuple[Path, Path], toolchain:
     assert "kernels/twice.cu" in compiled(report)
 
 
+def test_launchers_share_what_they_include(
+    tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes as alone, and the cache knows the headers that were compiled before."""
+    csrc = write_bundle(tmp_path / "bundle") / "csrc"
+    count = SharedHeader.ALONE + 2
+    for i in range(count):
+        text = f'#include "{HEADER_OF_LAUNCHERS}"\nint64_t of_{i}(const fusegen::Tensor& x);\n'
+        text += f"int64_t of_{i}(const fusegen::Tensor& x) {{ return x.size({i}); }}\n"
+        (csrc / f"l{i}.cpp").write_text(text)
+    sources = read_sources(csrc / "sources.cmake")
+    launchers = CellUnits(DIGEST, tuple(f"l{i}.cpp" for i in range(count)))
+    sources = dataclasses.replace(sources, cells={CELL: launchers})
+    digests = tmp_path / "digests"
+    digests.mkdir()
+    (digests / "digests.inc").write_text('"plain"')
+    plan = compilation.commands(csrc, sources, toolchain, digests, strict=True, lineinfo=False)
+    ran: list[tuple[str, ...]] = []
+    run = Runner.run
+
+    def noting(self: Runner, words: Any, **rest: Any) -> Any:
+        ran.append(tuple(words))
+        return run(self, words, **rest)
+
+    monkeypatch.setattr(Runner, "run", noting)
+
+    def compiled_in(folder: Path) -> tuple[list[str], dict[str, CachedObject]]:
+        """How often each launcher and the header were compiled, and objects."""
+        ran.clear()
+        folder.mkdir()
+        cache = ObjectCache(folder / "cache")
+        objects = compilation.compile_all(plan, folder, cache, 2, Silent())
+        return [words[words.index("-o") - 1] for words in ran], objects
+
+    ran_on, objects = compiled_in(tmp_path / "shared")
+    assert sum(name.endswith("empty.h") for name in ran_on) == 1
+    assert len(ran_on) == len(plan) + 1
+    cache = ObjectCache(tmp_path / "shared" / "cache")
+
+    def never(*_: Path) -> Any:
+        raise AssertionError
+
+    launcher = plan[count - 1]
+    assert cache.obtain(launcher.unit, tmp_path / "x.o", never).cached
+    monkeypatch.setattr(SharedHeader, "ALONE", count)
+    ran_on, alone = compiled_in(tmp_path / "alone")
+    assert not any(name.endswith("empty.h") for name in ran_on)
+    assert {name: each.sha256 for name, each in alone.items()} == {
+        name: each.sha256 for name, each in objects.items()
+    }
+    with (csrc / HEADER_OF_LAUNCHERS).open("a") as header:
+        header.write("// edited\n")
+    with pytest.raises(AssertionError):
+        ObjectCache(tmp_path / "shared" / "cache").obtain(launcher.unit, tmp_path / "y.o", never)
+
+
+def test_a_header_that_launchers_share_fails_as_their_own(
+    tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    monkeypatch.setattr(SharedHeader, "ALONE", 0)
+    (bundle / "csrc" / HEADER_OF_LAUNCHERS).write_text("#pragma once\nnonsense\n")
+    with pytest.raises(BuildError, match=r"toy\.cpp does not compile[\s\S]*stable\.h:2"):
+        build(bundle, jobs=1, toolchain=toolchain, cache=ObjectCache(tmp_path / "cache"))
+
+
 def test_a_digest_compiles_one_unit(copy: tuple[Path, Path], toolchain: Toolchain) -> None:
     bundle, root = copy
     (bundle / "csrc" / "sources.cmake").write_text(SOURCES.replace("00c0ffee", "0badcafe"))
@@ -749,5 +826,5 @@ def test_cmake_builds_the_same_library(tmp_path: Path, toolchain: Toolchain) -> 
         words = entry["command"].split()
         assert [flag for flag in flags if flag not in words] == []
         extra = [w for w in words[1:] if w.startswith(("-O", "-std", "-f", "-W", "-X", "--expt"))]
-        own = {"-forward-unknown-to-host-compiler"}  # what CMake itself adds for nvcc
+        own = {"-forward-unknown-to-host-compiler", "-Winvalid-pch"}  # what CMake itself adds
         assert sorted(set(extra) - set(flags) - own) == []

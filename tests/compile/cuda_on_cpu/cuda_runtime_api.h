@@ -262,6 +262,7 @@ inline unsigned __match_any_sync(unsigned, int value) {
 }
 inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return on_cpu_reduce(value, [](unsigned a, unsigned b) { return a > b ? a : b; });
@@ -285,6 +286,8 @@ template <class T>
 T max(T a, T b) { return a < b ? b : a; }
 template <class T>
 T __ldg(const T* from) { return *from; }
+template <class T>
+T __ldcs(const T* from) { return *from; }
 template <class T>
 T __ldcg(const T* from) { return *from; }
 template <class T>

@@ -4,15 +4,18 @@
 // chosen in each part; a second one adds up the counts of the parts before its own, finds where each
 // expert's rows begin, and gives each slot its expert's next row. Within a part a block has chunks of
 // 2048 slots, 128 neighbours for each warp, 32 at a time: lanes of one expert find each other by
-// __match_any_sync, and each warp counts its own experts in shared memory, of which the block sums up
-// those of earlier warps. Nothing is added by atomics, so that ranks follow from places alone.
+// ballots on the bits of ids, and each warp counts its own experts in shared memory, of which the
+// block sums up those of earlier warps. Nothing is added by atomics, so that ranks follow from places
+// alone.
 //
 // R = 65536 slots and 256 experts are 32 parts. What is to be expected on an H200: ids are 256 KiB and
 // maps twice that, 0.2 us of its memory; the longest way is that of the last block, which waits for
 // ids (1 us behind a launch of 2), ranks four times 32 slots a warp (4 x 100 cycles), and reads 31
-// counts of each expert from the L2 cache in two rounds of 16 (1 us). Both launches are 5 to 7 us. A
-// single kernel would have to wait for counts of blocks that might not have started, by flags that
-// something has to clear before: a launch as well.
+// counts of each expert from the L2 cache in two rounds of 16 (1 us). All that the second kernel does
+// before it reads the first one's counts, it does beside it, so both are 5 to 7 us.
+//
+// One kernel, a cluster of 8 or 16 blocks with a barrier between counting and placing, was built: the
+// launch that it saves is less than what 32 blocks save on everything else.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -68,14 +71,28 @@ __device__ __forceinline__ void clear(Counts& counts, int32_t experts) {
   __syncwarp();
 }
 
+// Lanes of the warp that have the same id, of which `bits` say which it is. A few instructions a bit,
+// where __match_any_sync takes some 70 cycles of a multiprocessor if ids are many.
+__device__ __forceinline__ unsigned lanes_with(int32_t id, int bits) {
+  unsigned lanes = kAllLanes;
+  for (int bit = 0; bit < bits; ++bit) {
+    const bool is_set = id >> bit & 1;
+    const unsigned set = __ballot_sync(kAllLanes, is_set);
+    lanes &= is_set ? set : ~set;
+  }
+  return lanes;
+}
+
 // Slots of the warp that are of the same expert and before the lane's; counts them all.
-__device__ __forceinline__ void rank(const Chunk& chunk, Counts& counts, int (&ranks)[kOfLane]) {
+__device__ __forceinline__ void rank(const Chunk& chunk, Counts& counts, int32_t experts,
+                                     int (&ranks)[kOfLane]) {
   uint16_t* const own = counts[threadIdx.x / 32];
   const unsigned below = (1u << (threadIdx.x % 32)) - 1;
+  const int bits = 32 - __clz(experts);  // of nobody all are set, as of no expert
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
     const int32_t id = chunk.ids[i];
-    const unsigned peers = __match_any_sync(kAllLanes, id);
+    const unsigned peers = lanes_with(id, bits);
     const int before = id == kNobody ? 0 : own[id];
     ranks[i] = before + __popc(peers & below);
     __syncwarp();
@@ -108,7 +125,7 @@ static __global__ void __launch_bounds__(kThreads)
     chunk.load(static_cast<const int32_t*>(in.ids), first, part.end, experts);
     clear(counts, experts);
     int ranks[kOfLane];
-    rank(chunk, counts, ranks);
+    rank(chunk, counts, experts, ranks);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
@@ -129,6 +146,7 @@ static __global__ void __launch_bounds__(kThreads)
 // Of each expert: where its rows begin, how many it has, and how many slots of it were before.
 struct Experts {
   int32_t begin[kMostExperts], size[kMostExperts], before[kMostExperts];
+  int32_t shared[kThreads];  // sums of parts, by those who share them
   uint32_t of_warp[kWarps];
 };
 
@@ -181,70 +199,132 @@ __device__ __forceinline__ int32_t lay_out(const RoutingPlanArguments& in, Exper
   return int32_t(end);
 }
 
-// Slots of each expert in the parts before the block's.
+// Slots of an expert in every `step`-th part before the block's.
+__device__ __forceinline__ int32_t sum_parts(const RoutingPlanArguments& in, int32_t experts, int e,
+                                             int first, int step) {
+  const auto* const from = static_cast<const int32_t*>(in.histograms) + e;
+  int32_t sum = 0;
+#pragma unroll 16
+  for (int part = first; part < int(blockIdx.x); part += step) {
+    sum += __ldcg(from + int64_t(part) * experts);
+  }
+  return sum;
+}
+
+// Slots of each expert in the parts before the block's, which threads share where they are more than
+// experts.
 __device__ __forceinline__ void add_parts(const RoutingPlanArguments& in, Experts& all,
                                           int32_t experts) {
-  for (int e = int(threadIdx.x); e < experts; e += kThreads) {
-    const auto* const from = static_cast<const int32_t*>(in.histograms) + e;
-    int32_t sum = 0;
-#pragma unroll 16
-    for (int part = 0; part < int(blockIdx.x); ++part) {
-      sum += __ldcg(from + int64_t(part) * experts);
+  const auto thread = int(threadIdx.x);
+  if (2 * experts > kThreads) {
+    for (int e = thread; e < experts; e += kThreads) {
+      all.before[e] = sum_parts(in, experts, e, 0, 1);
     }
-    all.before[e] = sum;
+    return;
+  }
+  if (experts == 0) return;
+  const int sharing = kThreads / experts, own = thread / experts;
+  if (own < sharing) {
+    all.shared[thread] = sum_parts(in, experts, thread - own * experts, own, sharing);
+  }
+  __syncthreads();
+  if (thread >= experts) return;
+  int32_t sum = 0;
+  for (int i = 0; i < sharing; ++i) sum += all.shared[i * experts + thread];
+  all.before[thread] = sum;
+}
+
+// Of each of the thread's experts, its slots in a chunk that is ranked; counts become those of earlier
+// warps.
+__device__ __forceinline__ void sum_warps(Counts& counts, int32_t experts,
+                                          int32_t (&sums)[kOfThread]) {
+#pragma unroll
+  for (int i = 0; i < kOfThread; ++i) {
+    const int e = int(threadIdx.x) + i * kThreads;
+    sums[i] = 0;
+    if (e >= experts) break;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const int32_t count = counts[warp][e];
+      counts[warp][e] = uint16_t(sums[i]);
+      sums[i] += count;
+    }
   }
 }
 
+// The rows of a chunk's slots.
+__device__ __forceinline__ void place(const RoutingPlanArguments& in, const Chunk& chunk,
+                                      const Counts& counts, const int (&ranks)[kOfLane],
+                                      const Experts& all, int64_t first, int64_t end) {
+  auto* const slot_row = static_cast<int32_t*>(in.slot_row);
+  auto* const row_slot = static_cast<int32_t*>(in.row_slot);
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) {
+    const int64_t slot = first + Chunk::place(i);
+    if (slot >= end) break;
+    const int32_t id = chunk.ids[i];
+    int32_t row = -1;
+    if (id != kNobody) {
+      const int32_t place = all.before[id] + counts[threadIdx.x / 32][id] + ranks[i];
+      if (place < all.size[id]) row = all.begin[id] + place;
+    }
+    slot_row[slot] = row;
+    if (row >= 0) row_slot[row] = int32_t(slot);
+  }
+}
+
+// Rows of a part's numbers that are no expert's, which nobody else writes.
+__device__ __forceinline__ void clear_rows(const RoutingPlanArguments& in, const Part& part,
+                                           int32_t rows) {
+  auto* const row_slot = static_cast<int32_t*>(in.row_slot);
+  for (int64_t row = part.first + threadIdx.x; row < part.end; row += kThreads) {
+    if (row >= rows) row_slot[row] = -1;
+  }
+}
+
+// Where counts say more than there are slots, rows are left over, which are empty. Of the last block,
+// which knows how many slots each expert has.
+__device__ __forceinline__ void clear_left_over(const RoutingPlanArguments& in, const Experts& all,
+                                                int32_t experts) {
+  auto* const row_slot = static_cast<int32_t*>(in.row_slot);
+  for (int e = int(threadIdx.x); e < experts; e += kThreads) {
+    for (int32_t place = all.before[e]; place < all.size[e]; ++place) {
+      row_slot[all.begin[e] + place] = -1;
+    }
+  }
+}
+
+// Behind count_experts, unless there is one part. Ids and counts were there before that started, which
+// lets this kernel start after its own wait: so they are read, and ranked, before it has ended.
 static __global__ void __launch_bounds__(kThreads)
     place_slots(const __grid_constant__ RoutingPlanArguments in, int32_t slots, int32_t experts) {
   __shared__ Counts counts;
   __shared__ Experts all;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  const bool is_counted = gridDim.x > 1;
+  if (!is_counted) wait_for_previous_kernel();
   const Part part(slots, int(gridDim.x));
   const auto* const ids = static_cast<const int32_t*>(in.ids);
-  auto* const slot_row = static_cast<int32_t*>(in.slot_row);
-  auto* const row_slot = static_cast<int32_t*>(in.row_slot);
   Chunk chunk;
   chunk.load(ids, part.first, part.end, experts);
-  add_parts(in, all, experts);
   const int32_t rows = lay_out(in, all, slots, experts);
-  for (int64_t row = part.first + threadIdx.x; row < part.end; row += kThreads) {
-    if (row >= rows) row_slot[row] = -1;  // nobody else writes those
-  }
-  for (int64_t first = part.first; first < part.end; first += kChunk) {
+  int64_t first = part.first;
+  do {  // once where a part has no slots, too
     clear(counts, experts);
     int ranks[kOfLane];
-    rank(chunk, counts, ranks);
+    rank(chunk, counts, experts, ranks);
     __syncthreads();
     int32_t sums[kOfThread];
-#pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      const int e = int(threadIdx.x) + i * kThreads;
-      sums[i] = 0;
-      if (e >= experts) break;
-#pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) {
-        const int32_t count = counts[warp][e];
-        counts[warp][e] = uint16_t(sums[i]);
-        sums[i] += count;
-      }
+    sum_warps(counts, experts, sums);
+    if (first == part.first) {
+      if (is_counted) wait_for_previous_kernel();
+      let_next_kernel_start();
+      add_parts(in, all, experts);
+      clear_rows(in, part, rows);
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int64_t slot = first + Chunk::place(i);
-      if (slot >= part.end) break;
-      const int32_t id = chunk.ids[i];
-      int32_t row = -1;
-      if (id != kNobody) {
-        const int32_t place = all.before[id] + counts[threadIdx.x / 32][id] + ranks[i];
-        if (place < all.size[id]) row = all.begin[id] + place;
-      }
-      slot_row[slot] = row;
-      if (row >= 0) row_slot[row] = int32_t(slot);
-    }
-    chunk.load(ids, first + kChunk, part.end, experts);
+    place(in, chunk, counts, ranks, all, first, part.end);
+    first += kChunk;
+    chunk.load(ids, first, part.end, experts);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
@@ -252,15 +332,8 @@ static __global__ void __launch_bounds__(kThreads)
       if (e < experts) all.before[e] += sums[i];
     }
     __syncthreads();
-  }
-  if (blockIdx.x + 1 < gridDim.x) return;
-  // Where counts say more than there are slots, rows are left over, which are empty.
-  __syncthreads();
-  for (int e = int(threadIdx.x); e < experts; e += kThreads) {
-    for (int32_t place = all.before[e]; place < all.size[e]; ++place) {
-      row_slot[all.begin[e] + place] = -1;
-    }
-  }
+  } while (first < part.end);
+  if (blockIdx.x + 1 == gridDim.x) clear_left_over(in, all, experts);
 }
 
 }  // namespace routing
