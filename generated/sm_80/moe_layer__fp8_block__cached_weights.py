@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2f15198a71de0853
+# checksum sha256:93f4023e4f7572f2
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "1a07d96418b883cad7ed107da12ac2156bf7a5da915ea156b0dda585ecdc0d7a"
+DIGEST = "81f5fd08bbc205066b5eb0a985291d5ac6decf76d54b1867701cd2cea7293863"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2af888e918d56b73
+# checksum sha256:11c16a46f5718d7a
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "4bd71827d5a720e75db5d321775595a3de95f894f8304091cf48c116b39a0181"
+DIGEST = "b4dcc92dfcf145c809e1adfe78c7c0c349674c4b1284ab3195a83f85b9980459"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

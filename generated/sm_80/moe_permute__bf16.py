@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8f6cbb4a453d8074
+# checksum sha256:8188cfeb4f51936d
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "14a40b51edca883a3c8e9244a52414d1ab5ced7d4f8aa5554575af69d8b75f96"
+DIGEST = "48c646bc0d939682dd9f9e7e61059e719c6c6e1ecb35ad52b2d981b38f84fb19"
 _library.join("moe_permute__bf16", DIGEST)
 
 

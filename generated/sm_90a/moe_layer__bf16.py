@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f7db33790738e037
+# checksum sha256:065301a3ebfc519f
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "4f5207069b673e42e25f7f5f33035a1c80bec6544da6febd8b667e4cade9428f"
+DIGEST = "7b433e7af32df7939d22edd5d39f1b7fd7fe783d388c06a424083f871f0cfe8a"
 _library.join("moe_layer__bf16", DIGEST)
 
 

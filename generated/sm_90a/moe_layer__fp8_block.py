@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ff641432c1ecf4a8
+# checksum sha256:278fe60a621b125f
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "7124516e09248cb71576702caf22ef4fd6b53a0e91ae2e642da2cf7a7f242934"
+DIGEST = "fe1568e490d6f6587c760682b8c784405bf2252a407ada04abbf7e2d3d76b852"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

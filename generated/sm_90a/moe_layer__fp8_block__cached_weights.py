@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9b9a9651bc81526e
+# checksum sha256:dfb1bbb65d20a231
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "dd174c97fe0992192af827c852cce02c82b6470a4fc8a69466cc51d770b5775c"
+DIGEST = "1507e38b35bc85d7226886849d89fdaebb76cf300366efd68187f204330397b1"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bf690cbcf701ab97
+# checksum sha256:b89d8d5f7a7149af
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "37f0e8c7b33ca4f31fdefa3c0652b407a0780faad3bed7ce00faaa244398c92f"
+DIGEST = "e29d40cb7b89b4e1140257220bc5648061bd62c76b5ad7621677720fe6b0ddae"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -199,14 +199,22 @@ __device__ __forceinline__ int32_t lay_out(const RoutingPlanArguments& in, Exper
   return int32_t(end);
 }
 
-// Slots of an expert in every `step`-th part before the block's.
+// Slots of an expert in every `step`-th part before the block's. Loads are under way together, those
+// of parts that are none left out: a loop that ends anywhere would wait for each.
 __device__ __forceinline__ int32_t sum_parts(const RoutingPlanArguments& in, int32_t experts, int e,
                                              int first, int step) {
+  constexpr int kAtOnce = 16;
   const auto* const from = static_cast<const int32_t*>(in.histograms) + e;
   int32_t sum = 0;
-#pragma unroll 16
-  for (int part = first; part < int(blockIdx.x); part += step) {
-    sum += __ldcg(from + int64_t(part) * experts);
+  for (int part = first; part < int(blockIdx.x); part += kAtOnce * step) {
+    int32_t counts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int other = part + i * step;
+      counts[i] = other < int(blockIdx.x) ? __ldcg(from + other * experts) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) sum += counts[i];
   }
   return sum;
 }
@@ -296,7 +304,7 @@ __device__ __forceinline__ void clear_left_over(const RoutingPlanArguments& in, 
 
 // Behind count_experts, unless there is one part. Ids and counts were there before that started, which
 // lets this kernel start after its own wait: so they are read, and ranked, before it has ended.
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kThreads, 2)
     place_slots(const __grid_constant__ RoutingPlanArguments in, int32_t slots, int32_t experts) {
   __shared__ Counts counts;
   __shared__ Experts all;
