@@ -472,10 +472,10 @@ def test_launchers_share_what_they_include(
         objects = compilation.compile_all(plan, folder, cache, 2, Silent())
         return [words[words.index("-o") - 1] for words in ran], objects
 
-    ran_on, objects = compiled_in(tmp_path / "shared")
+    ran_on, objects = compiled_in(tmp_path / "a place")
     assert sum(name.endswith("empty.h") for name in ran_on) == 1
     assert len(ran_on) == len(plan) + 1
-    cache = ObjectCache(tmp_path / "shared" / "cache")
+    cache = ObjectCache(tmp_path / "a place" / "cache")
 
     def never(*_: Path) -> Any:
         raise AssertionError
@@ -488,10 +488,17 @@ def test_launchers_share_what_they_include(
     assert {name: each.sha256 for name, each in alone.items()} == {
         name: each.sha256 for name, each in objects.items()
     }
+    assert headers_known(tmp_path / "a place") == headers_known(tmp_path / "alone")
     with (csrc / HEADER_OF_LAUNCHERS).open("a") as header:
         header.write("// edited\n")
     with pytest.raises(AssertionError):
-        ObjectCache(tmp_path / "shared" / "cache").obtain(launcher.unit, tmp_path / "y.o", never)
+        ObjectCache(tmp_path / "a place" / "cache").obtain(launcher.unit, tmp_path / "y.o", never)
+
+
+def headers_known(folder: Path) -> dict[str, Any]:
+    """What a cache knows that each unit has read, by the unit's key."""
+    found = (folder / "cache").rglob("manifests/*.json")
+    return {path.name: json.loads(path.read_text())[0]["headers"] for path in found}
 
 
 def test_a_header_that_launchers_share_fails_as_their_own(

@@ -174,8 +174,9 @@ class SharedHeader:
         if run.code != 0:
             compiled.unlink(missing_ok=True)
             return ""
-        read = rule.read_text("utf-8").partition(": ")[2]
-        return read.replace(str(empty), "")
+        read = rule.read_text("utf-8").replace("\\\n", " ").partition(": ")[2]
+        _, *headers = re.findall(r"(?:\\.|[^\s\\])+", read)  # what is compiled comes first
+        return " ".join(headers)
 
 
 def compile_all(
