@@ -253,13 +253,6 @@ inline void __syncwarp() { on_cpu::shuffle(0u, on_cpu::lane()); }
 inline unsigned __ballot_sync(unsigned, bool value) {
   return on_cpu_reduce(unsigned(value) << on_cpu::lane(), [](unsigned a, unsigned b) { return a | b; });
 }
-inline unsigned __match_any_sync(unsigned, int value) {
-  unsigned same = 0;
-  for (int lane = 0; lane < 32; ++lane) {
-    same |= unsigned(on_cpu::shuffle(value, unsigned(lane)) == value) << lane;
-  }
-  return same;
-}
 inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
