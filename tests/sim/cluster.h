@@ -2,11 +2,9 @@
 // among those that may go on the order is random, from a seed. A thread that waits for what no
 // other thread will ever do ends the program, as every other fault does.
 //
-// Nothing is shared with ../cuda_on_cpu: there a block is alone and its threads wait for warps and
-// blocks only, here two CTAs see each other's memory and wait for copies, too.
+// Nothing but fibers is shared with ../compile/cuda_on_cpu: there a block is alone and its threads wait
+// for warps and blocks only, here two CTAs see each other's memory and wait for copies, too.
 #pragma once
-
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -19,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "fiber.h"
+
 namespace sim {
 
 inline constexpr int kMostThreads = 512;  // of one CTA, as in gemm/config.sm90.cuh
@@ -27,7 +27,7 @@ inline constexpr uint32_t kSharedBytes = 232448;
 inline constexpr size_t kStackBytes = 128 << 10;
 
 struct Fiber {
-  ucontext_t context;
+  fibers::Context context;
   std::function<bool()> ready;  // empty: may run
   const char* waits_for = "";   // for people
   bool done = false;
@@ -56,7 +56,7 @@ struct Cluster {
   int current = -1;  // of all threads; -1: the host
   std::vector<Fiber> fibers;
   std::vector<char> stacks;
-  ucontext_t scheduler;
+  fibers::Context scheduler;
   std::function<void()> kernel;
   std::function<void()> at_exit;  // of every thread
   Warp warps[kMostCtas * kMostThreads / 32];
@@ -93,7 +93,7 @@ inline void wait_until(const char* what, std::function<bool()> ready) {
   if (ready()) return;
   self().waits_for = what;
   self().ready = std::move(ready);
-  swapcontext(&self().context, &cluster.scheduler);
+  fibers::change(self().context, cluster.scheduler);
 }
 
 // ---- warps, blocks, clusters ----
@@ -183,16 +183,12 @@ inline void thread_main() {
   cluster.kernel();
   cluster.at_exit();
   self().done = true;
-  swapcontext(&self().context, &cluster.scheduler);
+  fibers::change(self().context, cluster.scheduler);
 }
 
 inline void start_thread(size_t index) {
-  Fiber& fiber = cluster.fibers[index];
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = cluster.stacks.data() + index * kStackBytes;
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  fiber.context.uc_link = nullptr;
-  makecontext(&fiber.context, thread_main, 0);
+  char* const stack = cluster.stacks.data() + index * kStackBytes;
+  cluster.fibers[index].context.start(stack, kStackBytes, thread_main);
 }
 
 inline void start_cluster(int ctas, int threads_of_cta) {
@@ -245,7 +241,7 @@ inline void run_cluster(int ctas, int threads, std::function<void()> kernel,
       fiber.ready = nullptr;
       progress = true;
       enter(index);
-      swapcontext(&cluster.scheduler, &fiber.context);
+      fibers::change(cluster.scheduler, fiber.context);
     }
     if (!progress) report_deadlock();
     const auto done = [](int index) { return cluster.fibers[index].done; };

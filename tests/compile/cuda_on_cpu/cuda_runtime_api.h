@@ -4,8 +4,6 @@
 // instead of hanging.
 #pragma once
 
-#include <ucontext.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +12,8 @@
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include "../../sim/fiber.h"
 
 #define __device__
 #define __host__
@@ -104,7 +104,7 @@ struct Warp {
 };
 
 struct Thread {
-  ucontext_t context;
+  fibers::Context context;
   std::unique_ptr<char[]> stack;
   unsigned id = 0;
   int64_t warp_turn = 0, block_turn = 0, part_turn = 0;
@@ -119,14 +119,14 @@ struct Block {
   int64_t arrived_of[16] = {};  // at barriers of a part of the threads
   unsigned live = 0;
   bool backwards = false;  // every other block: a missing barrier shows whoever runs ahead
-  ucontext_t scheduler;
+  fibers::Context scheduler;
   Thread* current = nullptr;
   std::function<void()> body;
 };
 
 inline Block block;
 
-inline void yield() { swapcontext(&block.current->context, &block.scheduler); }
+inline void yield() { fibers::change(block.current->context, block.scheduler); }
 
 inline void thread_main() {
   block.body();
@@ -166,11 +166,7 @@ inline void run_block() {
     thread.id = i;
     thread.warp_turn = thread.block_turn = thread.part_turn = 0;
     thread.done = false;
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = Block::kStack;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, thread_main, 0);
+    thread.context.start(thread.stack.get(), Block::kStack, thread_main);
   }
   while (block.live > 0) {
     const int64_t before = block.progress;
@@ -179,7 +175,7 @@ inline void run_block() {
       if (thread.done) continue;
       block.current = &thread;
       threadIdx = dim3(thread.id, 0, 0);
-      swapcontext(&block.scheduler, &thread.context);
+      fibers::change(block.scheduler, thread.context);
     }
     if (block.progress == before) {
       std::fprintf(stderr, "deadlock: threads of a block wait for different things\n");
