@@ -465,7 +465,7 @@ def test_launchers_share_what_they_include(
     monkeypatch.setattr(Runner, "run", noting)
 
     def compiled_in(folder: Path) -> tuple[list[str], dict[str, CachedObject]]:
-        """How often each launcher and the header were compiled, and objects."""
+        """What compilers ran on, and the objects."""
         ran.clear()
         folder.mkdir()
         cache = ObjectCache(folder / "cache")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .objcache import CachedObject, ObjectCache, Report, Unit
+from .objcache import CachedObject, ObjectCache, Report, Unit, prerequisites
 from .output import kernel_usage, warning_lines
 from .processes import Run, Runner
 from .progress import Progress
@@ -142,13 +142,13 @@ class SharedHeader:
         self._folder = folder / "shared"
         self._lock = threading.Lock()
         self._asked = 0
-        self._prerequisites: str | None = None
+        self._headers: str | None = None
 
     def words(self) -> tuple[str, ...]:
         """Where a launcher's compiler finds it; this comes before all other folders."""
         return ("-I", str(self._folder))
 
-    def prerequisites(self, command: Command, runner: Runner, scratch: Path) -> str:
+    def headers(self, command: Command, runner: Runner, scratch: Path) -> str:
         """Headers in it, as a make rule has them: those of launchers leave them out.
 
         Empty where launchers read the text.
@@ -157,9 +157,9 @@ class SharedHeader:
             self._asked += 1
             if self._asked <= self.ALONE:
                 return ""
-            if self._prerequisites is None:
-                self._prerequisites = self._compile(command, runner, scratch)
-            return self._prerequisites
+            if self._headers is None:
+                self._headers = self._compile(command, runner, scratch)
+            return self._headers
 
     def _compile(self, command: Command, runner: Runner, scratch: Path) -> str:
         compiled = self._folder / f"{HEADER_OF_LAUNCHERS}.gch"
@@ -174,8 +174,7 @@ class SharedHeader:
         if run.code != 0:
             compiled.unlink(missing_ok=True)
             return ""
-        read = rule.read_text("utf-8").replace("\\\n", " ").partition(": ")[2]
-        _, *headers = re.findall(r"(?:\\.|[^\s\\])+", read)  # what is compiled comes first
+        _, *headers = prerequisites(rule.read_text("utf-8"))  # what is compiled comes first
         return " ".join(headers)
 
 
@@ -221,7 +220,7 @@ def _compile(
     # The compiler runs inside csrc on relative names: __FILE__ and the dependency rule then read
     # the same in every clone.
     csrc = command.unit.roots[0][1]
-    shared = header.prerequisites(command, runner, scratch) if command.shares_header else ""
+    shared = header.headers(command, runner, scratch) if command.shares_header else ""
     words = (
         *(str(command.program), *command.flags),
         *(header.words() if shared else ()),

@@ -349,16 +349,20 @@ class ObjectCache:
                 path.unlink(missing_ok=True)
 
 
-def dependencies(rule: str, folder: Path) -> list[Path]:
-    """The prerequisites of a make rule as gcc and nvcc write it, resolved against `folder`.
-
-    Each file once, in the order of first appearance.
-    """
+def prerequisites(rule: str) -> list[str]:
+    """Those of a make rule as gcc and nvcc write it, quoted as they are there, in its order."""
     _, colon, rest = rule.replace("\\\n", " ").partition(": ")
     if not colon:
         raise ValueError(f"not a dependency rule: {rule[:80]!r}")
-    words = re.findall(r"(?:\\.|[^\s\\])+", rest.replace("$$", "$"))
-    names = [re.sub(r"\\(.)", r"\1", word) for word in words]
+    return re.findall(r"(?:\\.|[^\s\\])+", rest)
+
+
+def dependencies(rule: str, folder: Path) -> list[Path]:
+    """The prerequisites of a make rule, resolved against `folder`.
+
+    Each file once, in the order of first appearance.
+    """
+    names = [re.sub(r"\\(.)", r"\1", word.replace("$$", "$")) for word in prerequisites(rule)]
     return list(dict.fromkeys((folder / name).resolve() for name in names))
 
 
