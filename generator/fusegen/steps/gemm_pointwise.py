@@ -80,8 +80,8 @@ def _quantized(kind: StepDef) -> StepDef:
     """What an expression of a result gives is quantised, in the same kernel."""
     return StepDef(
         f"{kind.name}_pointwise_quantize",
-        kinds=(GemmKind.FPROP.value,),
-        parts=((kind.name, POINTWISE.name, QUANTIZE.name),),
+        kinds=_KINDS,
+        parts=tuple((kind.name, each.name, QUANTIZE.name) for each in (POINTWISE, POINTWISE_GRAD)),
         traits=kind.traits,
         launch=lambda _: OF_CODES,
     )
